@@ -1,0 +1,1 @@
+"""How an engine is spoken to. Knows no tenants, queues or HTTP server."""
