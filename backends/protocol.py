@@ -82,13 +82,15 @@ class Usage(Struct, frozen=True):
 class Chunk(Struct, gc=False):
     """A piece of the answer, ready for the client: whole SSE events when streaming, else a part of the JSON body.
 
-    `tokens` counts the output events in it: 0 for frames that carry none (the role, usage, the end). `data` may be empty
-    where only the progress is news (the first token of an unstreamed answer). `usage` comes at most once, at the end.
+    `tokens` counts the output events in it: 0 for frames that carry none (the role, usage, the end). `data` may be
+    empty where only the progress is news (the first token of an unstreamed answer). `usage` comes at most once, at the
+    end. `last` promises that nothing follows, so that the end needs no write of its own; leaving it out is fine.
     """
 
     data: bytes
     tokens: int = 0
     usage: Usage | None = None
+    last: bool = False
 
 
 class Gauge(Struct, frozen=True, kw_only=True):
@@ -110,13 +112,15 @@ class Refused(Exception):
     `code` is a word of `policies.reasons`. `body` is the engine's own answer where it gave one: sent on as it is.
     """
 
-    def __init__(self, status: int, code: str, message: str, param: str | None = None, body: bytes | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, body: bytes | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param, self.body = status, code, message, param, body
 
 
 class BackendBusy(Exception):
-    """The engine has no room just now (its 429, or 503 with Retry-After). Another backend may; no failure for a breaker."""
+    """The engine has no room just now (its 429, or 503 with Retry-After). Another may; no failure for a breaker."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -135,7 +139,10 @@ class Stream(Protocol):
     """One running generation. Not for use by two tasks at once, but `aclose` may come from any."""
 
     async def next(self) -> Chunk | None:
-        """The next piece, or None at the end. Raises BackendLost or BackendError; on the first call also Refused, BackendBusy."""
+        """The next piece, or None at the end.
+
+        Raises BackendLost or BackendError; on the first call also Refused and BackendBusy.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -154,7 +161,10 @@ class Backend(Protocol):
         ...
 
     async def open(self, plan: Plan) -> Stream:
-        """Start the generation of a plan that this backend made; needs a lease. Raises Refused, BackendBusy, BackendError, BackendLost."""
+        """Start the generation of a plan that this backend made; needs a lease.
+
+        Raises Refused, BackendBusy, BackendError, BackendLost.
+        """
         ...
 
     async def gauge(self) -> Gauge:

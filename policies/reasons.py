@@ -17,6 +17,7 @@ class Reason(enum.StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     DEADLINE_IMPOSSIBLE = "deadline_impossible"
     RATE_LIMITED = "rate_limited"
@@ -33,7 +34,7 @@ class Reason(enum.StrEnum):
 
 
 class Refusal(Struct, frozen=True):
-    """The answer no. `param` names the field at fault, where one is; `retry_after_s` is 0 where waiting would not help."""
+    """The answer no. `param` names the field at fault, if one is; `retry_after_s` is 0 where waiting would not help."""
 
     reason: Reason
     message: str

@@ -1,0 +1,62 @@
+"""Puts the parts together: a Litestar application around a Trunk."""
+
+import gc
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import SwaggerRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+
+from gateway import __version__
+from gateway.config import Config
+from gateway.http.ops import ops_routes
+from gateway.http.problems import HANDLERS
+from gateway.http.routes import api_routes
+from gateway.trunk import Trunk
+
+
+def build(config: Config) -> Litestar:
+    """The application for one process. `app.state.trunk` is its Trunk; the lifespan starts and ends it."""
+    trunk = Trunk(config)
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
+        await trunk.start()
+        settle()
+        try:
+            yield
+        finally:
+            await trunk.aclose()
+
+    return Litestar(
+        route_handlers=[*api_routes(trunk), *ops_routes(trunk)],
+        lifespan=[lifespan],
+        exception_handlers=HANDLERS,
+        state=State({"trunk": trunk}),
+        openapi_config=_openapi(bool(trunk.tenants.all)),
+        logging_config=None,
+        request_max_body_size=config.server.max_body_bytes,
+    )
+
+
+def settle() -> None:
+    """What is loaded by now stays: keep the collector from walking it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _openapi(keys_needed: bool) -> OpenAPIConfig:
+    scheme = SecurityScheme(type="http", scheme="bearer")
+    return OpenAPIConfig(
+        title="Signalbox",
+        version=__version__,
+        description="An OpenAI-compatible gateway and scheduler in front of LLM inference engines.",
+        path="/docs",
+        render_plugins=[SwaggerRenderPlugin()],
+        components=Components(security_schemes={"key": scheme}),
+        security=[{"key": []}] if keys_needed else None,
+    )

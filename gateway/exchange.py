@@ -1,0 +1,271 @@
+"""One request from its first byte to its end. It owns its plan, its place in the queue and its stream."""
+
+import logging
+
+from msgspec import Struct
+
+from backends.features import Feature
+from backends.protocol import (
+    BackendBusy,
+    BackendError,
+    BackendLost,
+    Chunk,
+    Plan,
+    Prompt,
+    Refused,
+    Stream,
+    Usage,
+)
+from gateway.clock import now
+from gateway.pool import Member, Pool, Unservable
+from gateway.queue.client import Place, QueueRefusal
+from gateway.tenants import Tenant
+from gateway.trunk import Trunk
+from policies.lifecycle import TERMINAL, Event, State, step
+from policies.reasons import Reason, Refusal
+from policies.types import ServiceClass, Ticket
+
+log = logging.getLogger(__name__)
+
+NO_DEADLINE_MS = 1_000_000_000
+GUESSED_OUTPUT = 512  # output tokens where the client set no limit
+_EVENTS = {Reason.EXPIRED: Event.EXPIRE, Reason.CLIENT_GONE: Event.LEAVE}
+
+
+class Failed(Exception):
+    """The request will get no (further) answer; `refusal` says why. `body` is an engine's own words for it."""
+
+    def __init__(self, refusal: Refusal, status: int = 0, body: bytes | None = None) -> None:
+        super().__init__(refusal.message)
+        self.refusal, self.status, self.body = refusal, status, body
+
+
+class Job(Struct, frozen=True):
+    """What is asked: by whom, in which class, by when. Times are seconds of the loop's clock; 0 is no deadline."""
+
+    tenant: Tenant
+    service: ServiceClass
+    pool: Pool
+    prompt: Prompt
+    wanted: dict[Feature, str]
+    first_by: float = 0.0
+    end_by: float = 0.0
+    tpot_ms: int = 0
+
+
+class Exchange:
+    """Takes a job through plan, queue and engine. `first`, then `next` until None; `finish` always, in a `finally`.
+
+    Every state change goes through `policies.lifecycle`. `finish` is synchronous and works from any state; a task that
+    was cancelled anywhere in here needs nothing else to leave no lease, no stream and no plan behind.
+    """
+
+    __slots__ = (
+        "chunks",
+        "granted_at",
+        "job",
+        "leased",
+        "member",
+        "place",
+        "plan",
+        "planned_at",
+        "received_at",
+        "started_at",
+        "state",
+        "stream",
+        "tried",
+        "trunk",
+        "usage",
+    )
+
+    def __init__(self, trunk: Trunk, received_at: float) -> None:
+        self.trunk = trunk
+        self.state = State.RECEIVED
+        self.job: Job | None = None
+        self.plan: Plan | None = None
+        self.place: Place | None = None
+        self.member: Member | None = None
+        self.stream: Stream | None = None
+        self.tried: set[int] = set()
+        self.chunks = 0  # output tokens seen so far
+        self.usage: Usage | None = None  # the engine's own count, once it told
+        self.leased = False  # counted in its member's `running`
+        self.received_at = received_at
+        self.planned_at = self.granted_at = self.started_at = 0.0
+
+    def __repr__(self) -> str:
+        where = f" on {self.member.config.name}" if self.member else ""
+        return f"<Exchange {self.state.value}{where}, {self.chunks} tokens>"
+
+    async def first(self, job: Job) -> Chunk | None:
+        """The first chunk, from whichever backend gives it first. Raises Failed."""
+        self.job = job
+        try:
+            positions = job.pool.candidates(job.prompt.kind, job.wanted, self.tried)
+            self.plan = await job.pool.plan(job.prompt, positions)
+            self.planned_at = now()
+            self.trunk.retries.request(self.planned_at)
+            while True:
+                member = await self._lease(job, positions)
+                try:
+                    return await self._open(job, member)
+                except (BackendLost, BackendError, BackendBusy) as error:
+                    positions = self._again(job, member, error)
+        except Refused as no:
+            raise Failed(_refusal_of(no), no.status, no.body) from no
+        except Unservable as no:
+            raise Failed(no.refusal) from no
+        except QueueRefusal as no:
+            raise Failed(no.refusal) from no
+
+    async def next(self) -> Chunk | None:
+        """The next chunk, None at the end. Raises Failed: there is no second half from elsewhere."""
+        assert self.stream is not None
+        assert self.member is not None
+        try:
+            chunk = await self.stream.next()
+        except BackendLost as error:
+            self.member.lost(now())
+            raise Failed(Refusal(Reason.ENGINE_LOST, f"the engine was lost: {error}")) from error
+        except (BackendError, BackendBusy, Refused) as error:
+            self.member.breaker.failure(now())
+            raise Failed(Refusal(Reason.ENGINE_ERROR, f"the engine failed: {error}")) from error
+        if chunk is not None:
+            self._count(chunk)
+        return chunk
+
+    def engine_done(self) -> None:
+        """The engine has nothing more to give: its room goes back before the client has read everything."""
+        self._let_go(ran=True)
+
+    def finish(self, refusal: Refusal | None = None) -> None:
+        """End it, once: the life cycle, the lease, the stream, the plan. No await in here."""
+        if self.state in TERMINAL:
+            return
+        if refusal is None:
+            self.state = step(self.state, Event.FINISH)
+        else:
+            event = _EVENTS.get(refusal.reason)
+            if event is None:
+                event = Event.FAIL if self.state is State.STREAMING or refusal.reason in _FAULTS else Event.REFUSE
+            self.state = step(self.state, event)
+        self._let_go(ran=self.started_at > 0)
+        if self.plan is not None:
+            self.plan.close()
+            self.plan = None
+        if self.state is State.DONE and self.member is not None:
+            self.member.breaker.success(now())
+
+    def usage_so_far(self) -> Usage:
+        """What the engine said, else what was seen pass by."""
+        if self.usage is not None:
+            return self.usage
+        return Usage(self.plan.prompt_tokens if self.plan else 0, self.chunks)
+
+    async def _lease(self, job: Job, positions: tuple[int, ...]) -> Member:
+        """Wait for a grant. Raises QueueRefusal."""
+        assert self.plan is not None
+        at = now()
+        waits_ms = _ms(job.first_by, at)
+        if waits_ms <= 0:
+            raise Failed(Refusal(Reason.EXPIRED, "the deadline passed before an engine was free"))
+        if self.state is State.RECEIVED:
+            self.state = step(self.state, Event.SUBMIT)
+        expected = min(self.plan.output_limit or GUESSED_OUTPUT, GUESSED_OUTPUT)
+        self.place = self.trunk.queue.submit(
+            Ticket(
+                tenant=job.tenant.name,
+                rank=job.service.rank,
+                pool=job.pool.model,
+                prompt_tokens=self.plan.prompt_tokens,
+                output_tokens=expected,
+                waits_ms=waits_ms,
+                total_ms=max(1, _ms(job.end_by, at)) if job.end_by else 0,
+                tpot_ms=job.tpot_ms,
+                backends=positions if len(positions) < len(job.pool.members) else (),
+                retry=bool(self.tried),
+            )
+        )
+        position = await self.place.granted()
+        self.state = step(self.state, Event.GRANT)
+        self.granted_at = now()
+        member = self.member = job.pool.members[position]
+        member.running += 1
+        self.leased = True
+        return member
+
+    async def _open(self, job: Job, member: Member) -> Chunk | None:
+        """Start the generation and wait for its first chunk."""
+        backend = member.backend
+        if backend is None:
+            raise BackendLost(f"{member.config.name} went down while this waited")
+        assert self.plan is not None
+        if self.plan.maker != backend.name:
+            self.plan.close()
+            self.plan = await backend.plan(job.prompt)
+        self.stream = await backend.open(self.plan)
+        chunk = await self.stream.next()
+        self.state = step(self.state, Event.CHUNK)
+        self.started_at = now()
+        assert self.place is not None
+        self.place.first_token()
+        if chunk is not None:
+            self._count(chunk)
+        return chunk
+
+    def _again(self, job: Job, member: Member, error: Exception) -> tuple[int, ...]:
+        """After a failure before the first chunk: back to the queue for another backend, or Failed."""
+        at = now()
+        if isinstance(error, BackendLost):
+            member.lost(at)
+        elif isinstance(error, BackendError):
+            member.breaker.failure(at)
+        log.warning("%s failed before its first chunk: %s", member.config.name, error)
+        self._let_go(ran=False)
+        self.tried.add(member.position)
+        busy = isinstance(error, BackendBusy)
+        reason = Reason.NO_BACKEND if busy else Reason.ENGINE_ERROR
+        wait_s = error.retry_after_s if isinstance(error, BackendBusy) else 0.0
+        failed = Failed(Refusal(reason, f"the engine failed before its first token: {error}", None, wait_s))
+        try:
+            positions = job.pool.candidates(job.prompt.kind, job.wanted, self.tried)
+        except Unservable:
+            raise failed from error
+        if not self.trunk.retries.allows(at, attempts=len(self.tried), candidates=len(job.pool.members)):
+            raise failed from error
+        self.state = step(self.state, Event.RETRY)
+        return positions
+
+    def _let_go(self, ran: bool) -> None:
+        """Give back the lease and hand the stream to the reaper. Idempotent."""
+        place, self.place = self.place, None
+        if place is not None:
+            tokens = self.usage.completion_tokens if self.usage else self.chunks
+            place.end(output_tokens=tokens, ran=ran)
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            self.trunk.reaper.close(stream.aclose)
+        if self.leased and self.member is not None:
+            self.member.running -= 1
+        self.leased = False
+
+    def _count(self, chunk: Chunk) -> None:
+        self.chunks += chunk.tokens
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+
+
+_FAULTS = frozenset({Reason.ENGINE_ERROR, Reason.ENGINE_LOST, Reason.INTERNAL})
+
+
+def _ms(by: float, at: float) -> int:
+    """Milliseconds left until `by`, negative if it has passed; very many where there is no deadline."""
+    return int((by - at) * 1000) if by else NO_DEADLINE_MS
+
+
+def _refusal_of(no: Refused) -> Refusal:
+    try:
+        reason = Reason(no.code)
+    except ValueError:
+        reason = Reason.INVALID_REQUEST
+    return Refusal(reason, no.message, no.param)

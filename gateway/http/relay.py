@@ -1,0 +1,371 @@
+"""The ASGI object that a route hands back: reads the request, runs its exchange, writes the answer.
+
+It writes the response itself, since a framework's streaming response may never run its clean-up after a disconnect.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from litestar.types import Message, Receive, Scope, Send
+
+from backends.protocol import Chunk, Kind, Prompt
+from gateway.clock import now
+from gateway.exchange import Exchange, Failed, Job
+from gateway.http import errors, wire
+from gateway.tenants import Tenant
+from gateway.trunk import Trunk
+from policies.reasons import Reason, Refusal
+from policies.types import Objective, ServiceClass
+
+log = logging.getLogger(__name__)
+
+WATCH_AFTER_S = 0.03  # most short requests end before they need a watcher
+_JSON = (b"content-type", b"application/json")
+_SSE = (b"content-type", b"text/event-stream; charset=utf-8")
+_NO_CACHE = (b"cache-control", b"no-cache")
+ABORT = "signalbox.abort"
+"""Scope extension of our own server: closes the connection at once, unsent bytes and all."""
+_KEEP_ALIVE = b": keep-alive\n\n"
+_GONE = Refusal(Reason.CLIENT_GONE, "the client went away")
+_STALLED = Refusal(Reason.CLIENT_GONE, "the client did not read its answer")
+_EXPIRED = Refusal(Reason.EXPIRED, "the deadline passed")
+_TOO_SLOW = Refusal(Reason.TOO_SLOW, "the request body did not arrive in time")
+
+
+class Relay:
+    """What the handler of one API returns. Stateless; each call is a request."""
+
+    def __init__(self, trunk: Trunk, kind: Kind) -> None:
+        self.trunk, self.kind = trunk, kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _Request(self.trunk, self.kind, receive, send).run(scope)
+
+
+class _Request:
+    """One request on the wire. `tick` and `cut` come from outside its task; the rest runs in it."""
+
+    __slots__ = (
+        "_abort",
+        "_body_by",
+        "_end_by",
+        "_exchange",
+        "_keep_alive_s",
+        "_kind",
+        "_pinging",
+        "_reading",
+        "_receive",
+        "_request_id",
+        "_send",
+        "_sending_since",
+        "_sent_at",
+        "_service",
+        "_started",
+        "_stopped",
+        "_streams",
+        "_task",
+        "_trunk",
+        "_watch_from",
+        "_watcher",
+    )
+
+    def __init__(self, trunk: Trunk, kind: Kind, receive: Receive, send: Send) -> None:
+        self._trunk, self._kind, self._receive, self._send = trunk, kind, receive, send
+        self._exchange = Exchange(trunk, now())
+        self._request_id = ""
+        self._service: ServiceClass | None = None
+        self._stopped: Refusal | None = None  # why it was cut, once it was
+        self._started = False  # the response's head is out
+        self._streams = False
+        self._reading = True
+        self._end_by = self._keep_alive_s = 0.0
+        self._sending_since = self._sent_at = 0.0
+        self._watcher: asyncio.Task[None] | None = None
+        self._pinging: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Request {self._request_id or 'unread'} {self._exchange!r}>"
+
+    async def run(self, scope: Scope) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        extensions: Any = scope.get("extensions") or {}
+        self._abort = extensions.get(ABORT, _nothing)
+        received = self._exchange.received_at
+        self._body_by, self._watch_from = received + self._trunk.config.server.body_s, received + WATCH_AFTER_S
+        self._trunk.ticker.add(self)
+        refusal: Refusal | None = Refusal(Reason.INTERNAL, "an error inside the gateway")
+        try:
+            refusal = await self._guarded(scope)
+        except asyncio.CancelledError:
+            refusal = self._stopped or _GONE
+            if refusal is not _STALLED:
+                raise
+            self._task.uncancel()
+        finally:
+            self._exchange.finish(refusal)
+            self._trunk.ticker.discard(self)
+            for helper in (self._watcher, self._pinging):
+                if helper is not None:
+                    helper.cancel()
+
+    async def _guarded(self, scope: Scope) -> Refusal | None:
+        """The answer, or the reason why there is none, told to the client if it is still there."""
+        try:
+            await self._answer(scope)
+        except wire.Malformed as error:
+            failed = Failed(error.refusal)
+        except Failed as error:
+            failed = error
+        except asyncio.CancelledError:
+            if self._stopped is None:
+                raise
+            self._task.uncancel()
+            failed = Failed(self._stopped)
+        except Exception:
+            log.exception("request %s failed inside the gateway", self._request_id)
+            failed = Failed(Refusal(Reason.INTERNAL, "an error inside the gateway"))
+        else:
+            return None
+        if failed.refusal.reason is not Reason.CLIENT_GONE:
+            await self._say_no(failed)
+        return failed.refusal
+
+    # -- seen from outside the task ---------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Start what late requests need, and end what is over time."""
+        if self._reading:
+            if now > self._body_by:
+                self.cut(_TOO_SLOW)
+            return
+        if self._watcher is None and now > self._watch_from:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        if self._end_by and now > self._end_by:
+            self.cut(_EXPIRED)
+        if self._sending_since and now - self._sending_since > self._stall_s():
+            self._stopped = _STALLED
+            self._abort()
+            self._task.cancel()
+        elif self._keep_alive_s and self._pinging is None and not self._sending_since:
+            last = self._sent_at or self._exchange.received_at
+            if now - last > self._keep_alive_s:
+                self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    def cut(self, refusal: Refusal) -> None:
+        """End early, for this reason; the first one stands."""
+        if self._stopped is None:
+            self._stopped = refusal
+            self._task.cancel()
+
+    def _stall_s(self) -> float:
+        """How long one write may take; the last words of a request that is cut get a second."""
+        return 1.0 if self._stopped else self._trunk.config.server.stall_s
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.cut(_GONE)
+
+    async def _ping(self) -> None:
+        """A comment through a silence, for proxies that close idle connections. Gives up the honest status."""
+        self._sent_at = now()
+        if not self._started:
+            await self._start(200, [_SSE, _NO_CACHE])
+        await self._write(_KEEP_ALIVE)
+        self._pinging = None
+
+    # -- request in -------------------------------------------------------------------------------------------------
+
+    async def _answer(self, scope: Scope) -> None:
+        headers = {name: value for name, value in scope["headers"] if name in wire.WANTED}
+        self._request_id = _request_id(headers.get(b"x-request-id"))
+        tenant = self._authenticate(headers)
+        if self._trunk.draining:
+            raise Failed(Refusal(Reason.DRAINING, "the gateway is shutting down"))
+        body = await self._body(headers)
+        self._reading = False
+        job = self._job(tenant, headers, body)
+        self._streams = job.prompt.stream
+        self._end_by = job.end_by
+        if self._streams:
+            self._keep_alive_s = job.service.keep_alive_s
+        chunk = await self._exchange.first(job)
+        if self._streams:
+            await self._pump(chunk)
+        else:
+            await self._join(chunk)
+
+    def _authenticate(self, headers: Mapping[bytes, bytes]) -> Tenant:
+        tenant = self._trunk.tenants.of(headers.get(b"authorization"))
+        if tenant is None and (key := headers.get(b"x-api-key")) is not None:
+            tenant = self._trunk.tenants.of_key(key)
+        if tenant is None:
+            what = "a key is needed: Authorization: Bearer KEY" if b"authorization" not in headers else "unknown key"
+            raise Failed(Refusal(Reason.UNAUTHENTICATED, what))
+        return tenant
+
+    async def _body(self, headers: Mapping[bytes, bytes]) -> bytes:
+        limit = self._trunk.config.server.max_body_bytes
+        _check_media(headers)
+        too_large = Failed(Refusal(Reason.TOO_LARGE, f"the body is larger than {limit} bytes"))
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
+            raise too_large
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Failed(_GONE)
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise too_large
+            if not parts and not message.get("more_body"):
+                return part
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    def _job(self, tenant: Tenant, headers: Mapping[bytes, bytes], body: bytes) -> Job:
+        seen = wire.peek(body)
+        pool = self._trunk.names.get(seen.model)
+        if pool is None:
+            raise Failed(Refusal(Reason.UNKNOWN_MODEL, f"the model {seen.model!r} does not exist", "model"))
+        if not tenant.may_use(pool.model):
+            raise Failed(Refusal(Reason.FORBIDDEN, f"{tenant.name} may not use the model {seen.model!r}", "model"))
+        asked = wire.service_class(
+            seen, headers.get(b"x-priority-class"), self._trunk.classes, self._trunk.default_class
+        )
+        service = asked if asked.rank >= tenant.rank else self._trunk.class_of_rank(tenant.rank)
+        self._service = service
+        goal = wire.objective(service, headers)
+        prompt = Prompt(
+            kind=self._kind,
+            model=seen.model,
+            body=body,
+            stream=bool(seen.stream) and self._kind in wire.KINDS_THAT_STREAM,
+            want_usage=wire.wants_usage(seen),
+            has_stream_options=bool(seen.stream_options),
+            max_tokens=wire.output_limit(seen),
+            request_id=self._request_id,
+            rank=service.rank,
+            headers=self._forwarded(headers),
+        )
+        wanted = {} if pool.every_feature else wire.features(body)
+        return _job(self._exchange.received_at, goal, Job(tenant, service, pool, prompt, wanted))
+
+    def _forwarded(self, headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+        out = [("x-request-id", self._request_id)]
+        for name in (b"traceparent", b"tracestate"):
+            value = headers.get(name)
+            if value is not None and value.isascii() and value.decode().isprintable():
+                out.append((name.decode(), value.decode()))
+        return tuple(out)
+
+    # -- answer out -------------------------------------------------------------------------------------------------
+
+    async def _pump(self, chunk: Chunk | None) -> None:
+        """Engine chunk to socket, one write each. A reader that is too slow holds the engine's pipe, then is cut."""
+        if not self._started:
+            await self._start(200, [_SSE, _NO_CACHE])
+        while chunk is not None and not chunk.last:
+            if chunk.data:
+                await self._write(chunk.data)
+            chunk = await self._exchange.next()
+        self._exchange.engine_done()
+        await self._write(chunk.data if chunk is not None else b"", more=False)
+
+    async def _join(self, chunk: Chunk | None) -> None:
+        parts: list[bytes] = []
+        while chunk is not None:
+            parts.append(chunk.data)
+            chunk = None if chunk.last else await self._exchange.next()
+        self._exchange.engine_done()
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        await self._start(200, [_JSON, (b"content-length", b"%d" % len(body))])
+        await self._write(body, more=False)
+
+    async def _say_no(self, failed: Failed) -> None:
+        """The refusal with its honest status, or as the last event of a stream that has begun."""
+        refusal = failed.refusal
+        self._keep_alive_s = 0.0
+        self._stopped = self._stopped or refusal  # no second cut while this is said
+        if self._started:
+            if self._streams:
+                await self._write(errors.terminal_event(self._kind, refusal, self._exchange.usage_so_far()), more=False)
+            return
+        body = failed.body or errors.body_of(self._kind, refusal)
+        headers = [_JSON, (b"content-length", b"%d" % len(body)), *errors.headers_of(refusal)]
+        if refusal.reason in _UNREAD:
+            headers.append((b"connection", b"close"))
+        await self._start(failed.status or errors.STATUS[refusal.reason], headers)
+        await self._write(body, more=False)
+
+    async def _start(self, status: int, headers: errors.Headers) -> None:
+        self._started = True
+        headers.append((b"x-request-id", self._request_id.encode()))
+        if self._service is not None:
+            headers.append((b"x-signalbox-class", self._service.name.encode()))
+            headers.append((b"server-timing", self._timing()))
+        await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes, more: bool = True) -> None:
+        await self._deliver({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _deliver(self, message: Message) -> None:
+        self._sending_since = now()
+        await self._send(message)
+        self._sent_at, self._sending_since = self._sending_since, 0.0
+
+    def _timing(self) -> bytes:
+        """Milliseconds from the first byte on: validate, queue (plan included), prefill; as far as it came."""
+        x = self._exchange
+        if not x.planned_at:
+            return b"total;dur=%.1f" % ((now() - x.received_at) * 1000)
+        out = b"validate;dur=%.2f" % ((x.planned_at - x.received_at) * 1000)
+        if x.granted_at:
+            out += b", queue;dur=%.2f" % ((x.granted_at - x.planned_at) * 1000)
+        if x.started_at:
+            out += b", prefill;dur=%.2f" % ((x.started_at - x.granted_at) * 1000)
+        return out
+
+
+_UNREAD = frozenset({Reason.TOO_LARGE, Reason.TOO_SLOW, Reason.UNSUPPORTED_MEDIA_TYPE, Reason.UNAUTHENTICATED})
+"""Reasons after which a part of the body may still be under way: the connection is not used again."""
+
+
+def _check_media(headers: Mapping[bytes, bytes]) -> None:
+    media = headers.get(b"content-type", b"application/json").split(b";", 1)[0].strip().lower()
+    if media != b"application/json":
+        what = "content-type: application/json is needed"
+        raise Failed(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, what, "content-type"))
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        what = "a compressed body is not accepted"
+        raise Failed(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, what, "content-encoding"))
+
+
+def _nothing() -> None:
+    """In place of an abort, under a server that offers none."""
+
+
+def _job(received_at: float, goal: Objective, job: Job) -> Job:
+    first_by = received_at + goal.ttft_ms / 1000 if goal.ttft_ms else 0.0
+    end_by = received_at + goal.total_ms / 1000 if goal.total_ms else 0.0
+    if end_by and (not first_by or end_by < first_by):
+        first_by = end_by
+    return Job(job.tenant, job.service, job.pool, job.prompt, job.wanted, first_by, end_by, goal.tpot_ms)
+
+
+def _request_id(given: bytes | None) -> str:
+    """The client's id if it is printable ASCII of at most 128 characters, else a fresh one."""
+    if given and len(given) <= 128 and given.isascii():
+        text = given.decode()
+        if text.isprintable() and " " not in text:
+            return text
+    return f"{random.getrandbits(128):032x}"

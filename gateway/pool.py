@@ -1,0 +1,235 @@
+"""The backends that serve one model name, each kept alive by a keeper of its own."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from backends.bundle import EVERY_FEATURE, Bundle
+from backends.features import Feature
+from backends.protocol import (
+    Backend,
+    BackendBusy,
+    BackendError,
+    BackendLost,
+    Gauge,
+    Kind,
+    Limits,
+    Plan,
+    Prompt,
+    Refused,
+)
+from gateway.clock import now
+from gateway.queue.client import BackendShare, PoolShare
+from gateway.reaper import Reaper
+from policies.breaker import Breaker
+from policies.reasons import Reason, Refusal
+
+log = logging.getLogger(__name__)
+
+GAUGE_S = 1.0
+MISSES = 3  # gauges in a row that may fail before a backend counts as down
+RECONNECT_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+DEFAULT_RUNNING = 64
+DEFAULT_CHUNK = 2048
+DEFAULT_PREFILL_PER_S = 5_000
+DEFAULT_KV_PER_REQUEST = 2_048
+
+
+class Unservable(Exception):
+    """No backend of the pool can take this request; `refusal` says why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class BackendConfig(Protocol):
+    """A `[[pool.backend]]` of the configuration: it knows how to connect itself."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def limits(self) -> Limits: ...
+    async def connect(self, model: str) -> Backend: ...
+
+
+class Member:
+    """One backend of a pool over all its connections: what it is set to, what runs on it, whether it may be used."""
+
+    __slots__ = ("backend", "breaker", "config", "gauge", "nudge", "position", "running", "trouble")
+
+    def __init__(self, position: int, config: BackendConfig) -> None:
+        self.position = position
+        self.config = config
+        self.backend: Backend | None = None  # None: not connected, or down
+        self.breaker = Breaker()
+        self.gauge = Gauge()
+        self.running = 0  # streams of this process that are open on it
+        self.nudge = asyncio.Event()  # a stream saw it die: look now, not at the next second
+        self.trouble = "not connected yet"
+
+    def __repr__(self) -> str:
+        state = "up" if self.backend else f"down ({self.trouble})"
+        return f"<Member {self.config.name} {state}, {self.breaker}, {self.running} running>"
+
+    def usable(self, at: float) -> bool:
+        return self.backend is not None and self.breaker.allows(at)
+
+    def lost(self, at: float) -> None:
+        """A stream or a call found it gone."""
+        self.breaker.failure(at)
+        self.nudge.set()
+
+
+class Pool:
+    """A model name and its members. Which of them may take a request is decided here, which one does in the queue."""
+
+    def __init__(self, model: str, configs: tuple[BackendConfig, ...], reaper: Reaper) -> None:
+        self.model = model
+        self.members = [Member(i, config) for i, config in enumerate(configs)]
+        self.declare: Callable[[PoolShare], None] = lambda share: None
+        self._reaper = reaper
+        self._every_feature = False
+
+    def __repr__(self) -> str:
+        up = sum(1 for member in self.members if member.backend)
+        return f"<Pool {self.model} {up}/{len(self.members)} up>"
+
+    @property
+    def ready(self) -> bool:
+        return any(member.backend is not None for member in self.members)
+
+    @property
+    def every_feature(self) -> bool:
+        """Whether no member is known to lack any feature, so that bodies need not be looked through for them."""
+        return self._every_feature
+
+    def share(self) -> PoolShare:
+        """What the shared queue is told of this pool."""
+        return PoolShare(self.model, tuple(_share(member) for member in self.members))
+
+    def candidates(self, kind: Kind, wanted: dict[Feature, str], tried: set[int]) -> tuple[int, ...]:
+        """Positions of the members that could serve this. Raises Unservable, naming the field that none can honour."""
+        at = now()
+        up = [member for member in self.members if member.usable(at)]
+        if not up:
+            raise Unservable(Refusal(Reason.NO_BACKEND, f"no backend of {self.model} is up", None, self._back_in_s(at)))
+        serving = [member for member in up if _kinds(member) & {kind.value}]
+        if not serving:
+            raise Unservable(
+                Refusal(Reason.UNSUPPORTED_FEATURE, f"{self.model} does not serve the {kind.value} API", "model")
+            )
+        able = [member for member in serving if not (wanted and _bundle(member).lacks(frozenset(wanted)))]
+        if not able:
+            feature = min(set.intersection(*(set(_bundle(m).lacks(frozenset(wanted))) for m in serving)) or set(wanted))
+            field = wanted[Feature(feature)]
+            raise Unservable(Refusal(Reason.UNSUPPORTED_FEATURE, f"{self.model} does not support {field}", field))
+        left = tuple(member.position for member in able if member.position not in tried)
+        if not left:
+            raise Unservable(Refusal(Reason.NO_BACKEND, f"no further backend of {self.model} is up", None, 1.0))
+        return left
+
+    async def plan(self, prompt: Prompt, positions: tuple[int, ...]) -> Plan:
+        """A plan by the first member that has the tokenizer, else by the first. Raises Refused, Unservable."""
+        members = [self.members[i] for i in positions]
+        members.sort(key=lambda member: not _bundle(member).tokenizer)
+        for member in members:
+            if (backend := member.backend) is None:
+                continue
+            try:
+                return await backend.plan(prompt)
+            except BackendLost as error:
+                log.warning("%s could not plan: %s", member.config.name, error)
+                member.lost(now())
+        raise Unservable(Refusal(Reason.NO_BACKEND, f"no backend of {self.model} is up", None, 1.0))
+
+    async def keep(self, member: Member) -> None:
+        """Connect a member, watch it, and connect it again when it is lost; for ever."""
+        attempt = 0
+        while True:
+            try:
+                backend = await member.config.connect(self.model)
+            except (BackendLost, BackendError, BackendBusy, Refused, OSError) as error:
+                if str(error) != member.trouble:
+                    log.warning("backend %s of %s: %s", member.config.name, self.model, error)
+                member.trouble = str(error)
+                await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+                attempt += 1
+                continue
+            attempt = 0
+            self._up(member, backend)
+            try:
+                await self._watch(member, backend)
+            except asyncio.CancelledError:
+                self._reaper.close(backend.aclose)
+                raise
+            await backend.aclose()
+
+    def _up(self, member: Member, backend: Backend) -> None:
+        member.backend, member.trouble = backend, ""
+        member.breaker = Breaker()
+        self._every_feature = all(EVERY_FEATURE in _bundle(m).features for m in self.members if m.backend)
+        self.declare(self.share())
+        log.info("backend %s of %s is up: %s", backend.name, self.model, backend.bundle)
+
+    async def _watch(self, member: Member, backend: Backend) -> None:
+        """Returns when the backend is lost and nothing of ours runs on it any more."""
+        misses = 0
+        while True:
+            try:
+                async with asyncio.timeout(GAUGE_S):
+                    await member.nudge.wait()
+            except TimeoutError:
+                pass
+            member.nudge.clear()
+            try:
+                async with asyncio.timeout(5 * GAUGE_S):
+                    member.gauge = await backend.gauge()
+            except BackendLost as error:
+                misses = MISSES
+                member.trouble = str(error)
+            except (BackendError, BackendBusy, TimeoutError) as error:
+                misses += 1
+                member.trouble = str(error) or "gave no sign in time"
+            else:
+                if member.backend is None:
+                    self._up(member, backend)
+                misses = 0
+                continue
+            if misses < MISSES:
+                continue
+            if member.backend is not None:
+                log.warning("backend %s of %s is down: %s", backend.name, self.model, member.trouble)
+                member.backend = None
+            if member.running == 0:
+                return
+
+    def _back_in_s(self, at: float) -> float:
+        """Seconds until a member may be back, as far as the breakers know."""
+        waits = [member.breaker.opens_in_s(at) for member in self.members if member.backend is not None]
+        return max(1.0, min(waits, default=2.0))
+
+
+def _bundle(member: Member) -> Bundle:
+    return (
+        member.backend.bundle
+        if member.backend
+        else Bundle(engine="", model="", features=frozenset(), kinds=frozenset())
+    )
+
+
+def _kinds(member: Member) -> frozenset[str]:
+    return _bundle(member).kinds
+
+
+def _share(member: Member) -> BackendShare:
+    limits, bundle = member.config.limits, _bundle(member)
+    running = limits.max_running or bundle.max_running or DEFAULT_RUNNING
+    return BackendShare(
+        name=member.config.name,
+        max_running=running,
+        prefill_tokens_per_s=limits.prefill_tokens_per_s or DEFAULT_PREFILL_PER_S,
+        kv_tokens=limits.kv_tokens or bundle.kv_tokens or running * DEFAULT_KV_PER_REQUEST,
+        chunk_tokens=limits.chunk_tokens or DEFAULT_CHUNK,
+    )

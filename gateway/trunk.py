@@ -1,0 +1,100 @@
+"""Everything a request needs, in one place, and the order in which it starts and ends."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from gateway.config import Config, models
+from gateway.pool import Member, Pool
+from gateway.queue.client import Queue
+from gateway.reaper import Reaper
+from gateway.supervisor import Supervisor
+from gateway.tenants import Tenant, Tenants
+from gateway.ticker import Ticker
+from policies.reasons import Reason, Refusal
+from policies.retry import RetryBudget
+from policies.types import ServiceClass
+
+log = logging.getLogger(__name__)
+
+GOING = Refusal(Reason.DRAINING, "the gateway is shutting down")
+
+
+class Trunk:
+    """The gateway process: configuration, tenants, pools, the shared queue, and what is running.
+
+    Made anywhere; `start` and `aclose` belong to the event loop that serves.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.tenants = Tenants(config)
+        self.classes: dict[str, ServiceClass] = {one.name: one for one in config.classes}
+        self.by_rank = sorted(config.classes, key=lambda one: one.rank)
+        self.default_class = self.classes[config.default_class]
+        self.reaper = Reaper()
+        self.supervisor = Supervisor()
+        self.pools: dict[str, Pool] = {one.model: Pool(one.model, one.backends, self.reaper) for one in config.pools}
+        self.names = {name: self.pools[model] for name, model in models(config).items()}
+        self.retries = RetryBudget()
+        self.draining = False
+        self._keepers: list[asyncio.Task[None]] = []
+        self.ticker: Ticker
+        self.queue: Queue
+
+    def __repr__(self) -> str:
+        live = len(self.ticker) if hasattr(self, "ticker") else 0
+        return (
+            f"<Trunk {live} live, {', '.join(map(repr, self.pools.values()))}{', draining' if self.draining else ''}>"
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would find the store and, in every pool, at least one backend."""
+        return not (self.draining or self.queue.lost) and all(pool.ready for pool in self.pools.values())
+
+    async def start(self) -> None:
+        """Bring up the queue, then the backends side by side; returns while backends may still be coming up."""
+        self.ticker = Ticker()
+        self.queue = await Queue.connect(self.config.store, self.supervisor)
+        for pool in self.pools.values():
+            pool.declare = self.queue.declare
+            self.queue.declare(pool.share())
+            for member in pool.members:
+                name = f"backend {member.config.name} of {pool.model}"
+                self._keepers.append(self.supervisor.start(name, pool.keep(member)))
+
+    async def aclose(self) -> None:
+        """End what still runs, give every lease back, close the backends, then the queue."""
+        self.draining = True
+        self.ticker.cut(GOING)
+        await self.ticker.idle()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self.reaper.drain()
+        await self.queue.aclose()
+        await self.supervisor.aclose()
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse new work; let what runs finish for at most `limit_s`, then cut it."""
+        self.draining = True
+        log.info("draining: %d requests live, at most %.0f s", len(self.ticker), limit_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.ticker.idle()
+        except TimeoutError:
+            log.warning("%d requests did not finish in time and are cut", len(self.ticker))
+            self.ticker.cut(GOING)
+            await self.ticker.idle()
+
+    def may_see(self, tenant: Tenant) -> Iterable[tuple[str, Pool]]:
+        """The model names a tenant may ask for, aliases included, with their pools."""
+        return ((name, pool) for name, pool in self.names.items() if tenant.may_use(pool.model))
+
+    def class_of_rank(self, rank: int) -> ServiceClass:
+        """The best class that is not above `rank`."""
+        return next((one for one in self.by_rank if one.rank >= rank), self.by_rank[-1])
+
+    def members(self) -> Iterable[Member]:
+        return (member for pool in self.pools.values() for member in pool.members)
