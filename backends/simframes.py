@@ -5,32 +5,33 @@ import struct
 
 import msgspec
 
-from backends.protocol import Kind, Usage
+from backends.protocol import Kind, Prompt, Usage
 
 _encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
 
-_OBJECTS = {Kind.CHAT: ("chat.completion.chunk", "chat.completion"), Kind.COMPLETION: ("text_completion",) * 2}
-_IDS = {Kind.CHAT: "chatcmpl-", Kind.COMPLETION: "cmpl-"}
-
 
 class Frames:
-    """The frames of one chat or completion answer. What is the same in all of them is encoded once."""
+    """The frames of one chat or completion answer. What is the same in all of them is encoded once.
 
-    def __init__(self, kind: Kind, request_id: str, model: str, engine: str, created: int) -> None:
-        self._chat = kind is Kind.CHAT
-        self._head = {"id": _IDS[kind] + request_id, "created": created, "model": model}
-        self._head["system_fingerprint"] = f"simulated-{engine}"
-        self._objects = _OBJECTS[kind]
-        self._open = b"data: " + _encode({"object": self._objects[0], **self._head})[:-1] + b',"choices":['
-        self._close = b"]}\n\n"
+    Where the client asked for usage each frame has a `usage`, null in all but the last.
+    """
+
+    def __init__(self, prompt: Prompt, request_id: str, engine: str, created: int) -> None:
+        self._chat = prompt.kind is Kind.CHAT
+        self._want_usage = prompt.want_usage
+        self._head: dict[str, object] = {
+            "id": ("chatcmpl-" if self._chat else "cmpl-") + request_id,
+            "created": created,
+            "model": prompt.model,
+            "system_fingerprint": f"simulated-{engine}",
+        }
+        name = "chat.completion.chunk" if self._chat else "text_completion"
+        self._open = b"data: " + _encode({"object": name, **self._head})[:-1] + b',"choices":['
+        self._close = b'],"usage":null}\n\n' if prompt.want_usage else b"]}\n\n"
         self._text = b'"delta":{"content":' if self._chat else b'"text":'
         self._text_end = b"}" if self._chat else b""
-
-    def show_usage(self) -> None:
-        """From now on each frame has a `usage`, null in all but the last."""
-        self._close = b'],"usage":null}\n\n'
 
     def opening(self, index: int) -> bytes:
         """The first frame of a choice: its role. Completions have none."""
@@ -46,12 +47,16 @@ class Frames:
         return self._choice(index, empty, _encode(reason))
 
     def usage(self, usage: Usage) -> bytes:
+        """The last frame, where the client asked for it."""
+        if not self._want_usage:
+            return b""
         return self._open + b'],"usage":' + _encode(_usage(usage)) + b"}\n\n"
 
     def whole(self, answers: list[tuple[str, str]], usage: Usage) -> bytes:
         """The body of an unstreamed answer; `answers` are the text and the finish reason of each choice."""
+        name = "chat.completion" if self._chat else "text_completion"
         choices = [self._answer(index, text, reason) for index, (text, reason) in enumerate(answers)]
-        return _encode({"object": self._objects[1], **self._head, "choices": choices, "usage": _usage(usage)})
+        return _encode({"object": name, **self._head, "choices": choices, "usage": _usage(usage)})
 
     def _choice(self, index: int, content: bytes, reason: bytes) -> bytes:
         head = b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}' % (index, content, reason)

@@ -43,7 +43,7 @@ class Generation(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stop: str | list[str] | None = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -91,18 +91,18 @@ class TokenizeBody(Struct, kw_only=True):
 Body = ChatBody | CompletionBody | EmbeddingsBody | TokenizeBody
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_DECODERS: dict[Kind, msgspec.json.Decoder[Body]] = {
-    Kind.CHAT: msgspec.json.Decoder(ChatBody),
-    Kind.COMPLETION: msgspec.json.Decoder(CompletionBody),
-    Kind.EMBEDDINGS: msgspec.json.Decoder(EmbeddingsBody),
-    Kind.TOKENIZE: msgspec.json.Decoder(TokenizeBody),
+_BODIES: dict[Kind, type[Body]] = {
+    Kind.CHAT: ChatBody,
+    Kind.COMPLETION: CompletionBody,
+    Kind.EMBEDDINGS: EmbeddingsBody,
+    Kind.TOKENIZE: TokenizeBody,
 }
-_HONOURED = {kind: frozenset(decoder.type.__struct_encode_fields__) for kind, decoder in _DECODERS.items()}
+_DECODERS = {kind: msgspec.json.Decoder(body) for kind, body in _BODIES.items()}
+_HONOURED = {kind: frozenset(body.__struct_encode_fields__) for kind, body in _BODIES.items()}
 
 _NOTHING = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
 _DEFAULTS = {
     "best_of": frozenset({b"1"}),
-    "logprobs": frozenset({b"0"}),
     "modalities": frozenset({b'["text"]'}),
     "parallel_tool_calls": frozenset({b"true"}),
     "response_format": frozenset({b'{"type":"text"}', b'{"type": "text"}'}),

@@ -11,13 +11,15 @@ MAX_TOKEN_CHARS = 8
 TOKEN_IDS = 50_000
 
 _PIECES = re.compile(r" ?\w{1,6}|[^\w\s]|\s{1,8}")
-_VOCABULARY = """
+# At most six letters each, so that each is one token.
+_WORDS = """
 signal block token line train track lever relay clear route river water stone light quiet green slow long near
 over under after before again always never seldom often runs waits turns holds keeps gives takes finds brings
 makes the a one each every some many few this that its our small wide old new bright north south early late past
 first last next other same whole and then while until so yet where there here when which box bell arm lamp wire
 post yard house field valley hill road bridge tunnel corner
-""".split()  # at most six letters each: one token
+"""
+_VOCABULARY = tuple(_WORDS.split())
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
 
 
