@@ -1,0 +1,55 @@
+"""How often a request may be tried on another backend before its first chunk."""
+
+import math
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class RetryRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Retries may be `share` of the requests of about the last `memory_s`, and `burst` in any case."""
+
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    burst: Annotated[int, Meta(ge=0)] = 3
+    memory_s: Annotated[float, Meta(gt=0)] = 10.0
+    most_attempts: Annotated[int, Meta(ge=1)] = 3
+
+
+class RetryBudget:
+    """Keeps failover from doubling the load of backends that fail under it. `at` is in seconds of one clock."""
+
+    __slots__ = ("_at", "_requests", "_retries", "rule")
+
+    def __init__(self, rule: RetryRule | None = None) -> None:
+        self.rule = rule or RetryRule()
+        self._requests = 0.0  # both fade by 1/e in memory_s
+        self._retries = 0.0
+        self._at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<RetryBudget {self._retries:.1f} of {self._room():.1f} used>"
+
+    def request(self, at: float) -> None:
+        """A request has come (not an attempt: once each)."""
+        self._fade(at)
+        self._requests += 1.0
+
+    def allows(self, at: float, attempts: int, candidates: int) -> bool:
+        """Whether one more attempt may follow `attempts` failed ones, of `candidates` backends. A yes takes it."""
+        if attempts >= min(candidates, self.rule.most_attempts):
+            return False
+        self._fade(at)
+        if self._retries + 1.0 > self._room():
+            return False
+        self._retries += 1.0
+        return True
+
+    def _room(self) -> float:
+        return max(float(self.rule.burst), self.rule.share * self._requests)
+
+    def _fade(self, at: float) -> None:
+        if at > self._at:
+            left = math.exp((self._at - at) / self.rule.memory_s)
+            self._requests *= left
+            self._retries *= left
+            self._at = at
