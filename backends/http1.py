@@ -1,0 +1,238 @@
+"""The small HTTP/1.1 client for engine connections: where they are, and a pool that keeps them.
+
+No task, no time-out object and no timer per request: one timer per pool looks at all deadlines. What it leaves out on
+purpose: redirects, cookies, proxies, compression, HTTP/2.
+"""
+
+import asyncio
+import ssl
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from backends.http1_errors import Broken, Crowded, NotConnected, Stale
+from backends.http1_wire import SLICE_BYTES, Answer, Connection
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Origin(Struct, frozen=True):
+    """Where an engine listens. `path` is that of a unix socket, else empty; `prefix` goes before all request paths."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"{self.scheme}://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """What goes into the `host` header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS.get(self.scheme, 0) else f"{host}:{self.port}"
+
+
+def parse_url(url: str) -> Origin:
+    """`http[s]://host[:port][/prefix]` or `unix:/path`; a final `/v1` is understood and dropped. Raises ValueError."""
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r} is not a URL")
+    scheme, _, rest = url.partition(":")
+    if scheme == "unix":
+        path = rest.removeprefix("//")
+        if not path.startswith("/"):
+            raise ValueError(f"{url!r}: a unix URL is unix:/path/to/socket")
+        return Origin("http", "localhost", 80, path)
+    parts = urlsplit(url)
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise ValueError(f"{url!r} does not start with http://, https:// or unix:")
+    if not parts.hostname:
+        raise ValueError(f"{url!r} names no host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL must not carry a user or password: put the key into api_key_env or api_key_file")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{url!r}: a query or fragment has no meaning here")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{url!r}: {error}") from None
+    if port == 0:
+        raise ValueError(f"{url!r}: port 0 cannot be connected to")
+    prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Origin(parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme], "", prefix)
+
+
+def tls_context(ca_file: str = "", verify: bool = True) -> ssl.SSLContext:
+    """For https: the system's authorities, or those in `ca_file` only. Reads files; raises OSError, ssl.SSLError."""
+    context = ssl.create_default_context(cafile=ca_file or None)
+    context.set_alpn_protocols(["http/1.1"])
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Timing(Struct, frozen=True):
+    """How long an engine may take, in seconds: to accept, to the first byte of a body, between two of them.
+
+    `keep_s` is how long an unused connection is kept: below the engine's own limit (uvicorn closes after 5 s).
+    """
+
+    connect_s: float = 5.0
+    first_byte_s: float = 600.0
+    idle_s: float = 60.0
+    keep_s: float = 4.0
+
+
+class Pool:
+    """Connections to one engine, the last used first. The caller of `send` owns the answer and must release it.
+
+    `made`, `reused` and `retried` count connections made, requests on a kept one, and requests sent a second time.
+    """
+
+    def __init__(self, origin: Origin, timing: Timing, tls: ssl.SSLContext | None = None, most: int = 1024) -> None:
+        self.origin = origin
+        self.timing = timing
+        self.tls = tls
+        self.most = most
+        self.made = 0
+        self.reused = 0
+        self.retried = 0
+        self._loop = asyncio.get_running_loop()
+        self._open: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._connecting = 0
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        shortest = min(timing.first_byte_s, timing.idle_s, timing.keep_s)
+        self._tick_s = min(max(shortest / 4, 0.02), 1.0)
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.origin}: {len(self._open)} open, {len(self._idle)} idle, {self.retried} retried>"
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    async def send(self, head: bytes, body: bytes = b"", first_byte_s: float = 0.0, bodiless: bool = False) -> Answer:
+        """Send a request and wait for the head of its answer. Raises HttpError.
+
+        `head` ends with an empty line and states the length of `body`; `bodiless` is for HEAD. What a kept connection
+        turns out to have been closed for is sent again, once, on a fresh one.
+        """
+        connection = self._kept()
+        if connection is not None:
+            self.reused += 1
+            try:
+                return await self._exchange(connection, head, body, first_byte_s, bodiless)
+            except Stale:
+                self.retried += 1
+        return await self._exchange(await self._connect(), head, body, first_byte_s, bodiless)
+
+    def close(self) -> None:
+        """Abort every connection; running answers fail. Synchronous, idempotent."""
+        self._closed = True
+        for connection in tuple(self._open):
+            if connection.answer is not None:
+                connection.answer.fail(Broken("this client was closed"))
+            connection.abort()
+        self._idle.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # What connections tell.
+
+    def opened(self, connection: Connection) -> None:
+        self.made += 1
+        self._open.add(connection)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._tick_s, self._sweep)
+
+    def keep(self, connection: Connection) -> None:
+        if self._closed:
+            connection.abort()
+            return
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    async def _exchange(
+        self, connection: Connection, head: bytes, body: bytes, first_byte_s: float, bodiless: bool
+    ) -> Answer:
+        answer = Answer(connection, first_byte_s or self.timing.first_byte_s, self.timing.idle_s, bodiless)
+        try:
+            connection.ask(head, body, answer)
+            if len(body) > SLICE_BYTES:
+                await answer.send_rest(body)
+            await answer.head()
+        except BaseException:
+            answer.release()
+            raise
+        return answer
+
+    def _kept(self) -> Connection | None:
+        oldest = self._loop.time() - self.timing.keep_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.closed:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self) -> Connection:
+        if self._closed:
+            raise NotConnected("this client was closed")
+        if len(self._open) - len(self._idle) + self._connecting >= self.most:
+            raise Crowded(f"{self.most} connections to {self.origin} are open")
+        connection = Connection(self, self._loop)
+        self._connecting += 1
+        try:
+            async with asyncio.timeout(self.timing.connect_s):
+                await self._dial(connection)
+        except TimeoutError:
+            connection.abort()
+            raise NotConnected(
+                f"{self.origin} did not accept a connection within {self.timing.connect_s:g} s"
+            ) from None
+        except OSError as error:
+            connection.abort()
+            raise NotConnected(f"cannot connect to {self.origin}: {error}") from error
+        except BaseException:
+            connection.abort()
+            raise
+        finally:
+            self._connecting -= 1
+        if connection.closed:
+            raise NotConnected(f"{self.origin} closed the connection at once")
+        return connection
+
+    async def _dial(self, connection: Connection) -> None:
+        origin = self.origin
+        if origin.path:
+            await self._loop.create_unix_connection(lambda: connection, origin.path)
+        else:
+            name = origin.host if self.tls is not None else None
+            await self._loop.create_connection(
+                lambda: connection, origin.host, origin.port, ssl=self.tls, server_hostname=name
+            )
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        oldest = now - self.timing.keep_s
+        for connection in tuple(self._open):
+            if connection.answer is not None:
+                if connection.answer.deadline < now:
+                    connection.answer.expire()
+            elif connection.idle_since < oldest and connection in self._idle:
+                connection.abort()
+        self._timer = self._loop.call_later(self._tick_s, self._sweep) if self._open else None
