@@ -44,6 +44,7 @@ class ConfigError(Exception):
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The listening side. A client that takes longer than `header_s` or `body_s` to send is cut off.
 
+    `stall_s` is how long a client may leave its answer unread before it is cut off.
     `drain_s` is how long running streams may go on after SIGTERM. Without the TLS files it speaks plain HTTP.
     """
 
@@ -54,6 +55,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     header_s: Seconds = 10.0
     body_s: Seconds = 30.0
     idle_s: Seconds = 75.0
+    stall_s: Seconds = 30.0
     drain_s: Seconds = 30.0
     tls_cert_file: str = ""
     tls_key_file: str = ""
