@@ -61,7 +61,7 @@ class Planner:
         return self._tokenize(prompt, body)
 
     def _generation(self, prompt: Prompt, body: ChatBody | CompletionBody, text: str, field: str) -> Plan:
-        if body.stream_options is not None and not body.stream:
+        if body.stream_options is not None and not prompt.stream:
             raise simrequest.invalid("stream_options", "only allowed when stream is true")
         stops = simrequest.stops(body)
         size, names = self._measure(text, field)

@@ -1,0 +1,44 @@
+"""The backends that the contract suite runs over here. Real engines come in through `tests/engines`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from backends.simulated import Simulated
+from tests.contract.bench import Bench
+from tests.contract.suite import MakeBench
+from tests.support import virtual
+
+
+class Maker(NamedTuple):
+    """A way to a bench, and the loop it runs on."""
+
+    name: str
+    make: MakeBench
+    run: Callable[[Coroutine[Any, Any, None]], None]
+
+
+@asynccontextmanager
+async def simulated() -> AsyncIterator[Bench]:
+    backend = await Simulated(name="sim", a0_ms=5.0, context_tokens=2_048, max_running=8).connect("sim-model")
+
+    async def busy() -> int:
+        gauge = await backend.gauge()
+        return (gauge.running or 0) + (gauge.waiting or 0)
+
+    async def kill() -> None:
+        backend.crash()
+
+    yield Bench(
+        backend=backend,
+        model="sim-model",
+        busy=busy,
+        kill=kill,
+        can=frozenset({"kill", "stop", "exact", "choices", "checks", "repeats", "busy-gauge"}),
+        unsupported={"tools": [{"type": "function"}], "logprobs": True, "response_format": {"type": "json_object"}},
+    )
+    await backend.aclose()
+
+
+MAKERS = [Maker("simulated", simulated, virtual.run), Maker("simulated in real time", simulated, asyncio.run)]
