@@ -5,7 +5,7 @@ pressure in both directions, deadlines that somebody else's timer looks at, and 
 """
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -65,10 +65,9 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         if self._abandoned:
-            transport.abort()
+            self.transport.abort()
         else:
             self.keeper.opened(self)
 
