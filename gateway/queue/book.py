@@ -1,0 +1,303 @@
+"""What this process has in the shared queue and has still to tell it. The owner is the authority on its tickets."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from gateway.queue import wire
+from gateway.queue.place import Phase, Place
+from policies.reasons import Reason, Refusal
+from policies.types import Ticket
+
+log = logging.getLogger(__name__)
+
+
+class BackendShare(Struct, frozen=True):
+    """What the queue may hand to one backend. `open` false: no new leases, running ones stay."""
+
+    name: str
+    max_running: int
+    prefill_tokens_per_s: int
+    kv_tokens: int
+    chunk_tokens: int
+    open: bool = True
+
+
+class PoolShare(Struct, frozen=True):
+    """The backends of one pool. Grants name a backend by its position here; ledgers follow its name."""
+
+    name: str
+    backends: tuple[BackendShare, ...]
+
+    def __post_init__(self) -> None:
+        names = [share.name for share in self.backends]
+        if not self.name or not all(names):
+            raise ValueError(f"pool {self.name!r}: pools and backends need a name")
+        if len(set(names)) < len(names):
+            raise ValueError(f"pool {self.name!r}: two backends have the same name")
+
+
+STORE_LOST = Refusal(Reason.STORE_LOST, "the shared queue cannot be reached", retry_after_s=1.0)
+DRAINING = Refusal(Reason.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
+EXPIRED = Refusal(Reason.EXPIRED, "the deadline for the first token passed while the request waited")
+MESSAGES = {
+    Reason.QUEUE_FULL: "the queue for this model is full",
+    Reason.NO_BACKEND: "no backend for this model can take the request now",
+    Reason.EXPIRED: EXPIRED.message,
+}
+
+
+def refusal(word: str, retry_after_ms: int) -> Refusal:
+    """The queue's own refusal as an answer."""
+    try:
+        reason = Reason(word)
+    except ValueError:
+        return Refusal(Reason.INTERNAL, f"the shared queue answered {word!r}")
+    return Refusal(reason, MESSAGES.get(reason, reason.value), retry_after_s=retry_after_ms / 1000)
+
+
+class Book:
+    """Places, pools and pending events of one process. No I/O: a session takes batches out and puts outcomes in.
+
+    `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `known` is the number of
+    tickets the store has of this process once all batches taken are applied; `crowded` whether somebody waits in a pool.
+    """
+
+    def __init__(self, max_queued: int) -> None:
+        self.waiting: dict[int, Place] = {}
+        self.held: dict[int, Place] = {}
+        self.pools: dict[str, PoolShare] = {}
+        self.known = 0
+        self.crowded = False
+        self.leaving = False
+        self.refusing: Refusal | None = None
+        self._positions: dict[str, dict[str, int]] = {}
+        self._max_queued = max_queued
+        self.wake: Callable[[bool], None] = lambda urgent: None
+        self._pending: deque[tuple[int, Any]] = deque()
+        self._beat = False
+        self._number = 0
+        self._encode: dict[int, Callable[[Any, float], wire.Event | None]] = {
+            wire.SUBMIT: self._submit_event,
+            wire.FIRST: self._first_event,
+            wire.PROGRESS: self._progress_event,
+            wire.FINISH: self._finish_event,
+            wire.HELD: self._held_event,
+            wire.POOL: self._pool_event,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Book {len(self.waiting)} waiting, {len(self.held)} held, {len(self._pending)} to tell>"
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._pending) or self._beat
+
+    # what the process says
+
+    def declare(self, pool: PoolShare) -> None:
+        self.pools[pool.name] = pool
+        self._positions[pool.name] = {share.name: i for i, share in enumerate(pool.backends)}
+        self._tell(wire.POOL, pool.name, urgent=True)
+
+    def submit(self, ticket: Ticket, now_s: float) -> Place:
+        self._number += 1
+        place = Place(self, self._number, ticket, now_s)
+        if self.refusing is not None:
+            place.close(Phase.REFUSED, self.refusing)
+            return place
+        place.standing = wire.RETRY if ticket.retry else wire.NEW
+        self.waiting[place.number] = place
+        self._tell(wire.SUBMIT, place, urgent=True)
+        return place
+
+    def first(self, place: Place) -> None:
+        self._tell(wire.FIRST, place)
+
+    def progress(self, place: Place) -> None:
+        if place.reported:
+            place.reported = False
+            self._tell(wire.PROGRESS, place)
+
+    def end(self, place: Place, output_tokens: int, ran: bool) -> None:
+        self._remove(place, Phase.ENDED, None, output_tokens, ran)
+
+    def beat(self) -> None:
+        """Say with the next turn that this process lives."""
+        self._beat = True
+        self.wake(True)
+
+    def bye(self) -> None:
+        """Withdraw and give back everything, take no more, and leave."""
+        self.refusing = DRAINING
+        self.refuse_waiting(DRAINING)
+        for place in list(self.held.values()):
+            self.end(place, 0, True)
+        self.leaving = True
+        self._tell(wire.BYE, None, urgent=True)
+
+    # what happens to places without the store
+
+    def expire(self, now_s: float) -> None:
+        """Refuse what waits past its deadline; linear in what waits here, called some ten times a second."""
+        late = [place for place in self.waiting.values() if place.deadline_s < now_s]
+        for place in late:
+            self._remove(place, Phase.REFUSED, EXPIRED)
+
+    def lose(self) -> None:
+        """The store is away: refuse who waits and who comes. Held leases stay as they are."""
+        if not self.leaving:
+            self.refusing = STORE_LOST
+        self.refuse_waiting(STORE_LOST)
+
+    def regain(self) -> None:
+        if not self.leaving:
+            self.refusing = None
+
+    def refuse_waiting(self, why: Refusal) -> None:
+        for place in list(self.waiting.values()):
+            self._remove(place, Phase.REFUSED, why)
+
+    # what a session takes and brings
+
+    def batch(self, now_s: float) -> list[wire.Event]:
+        """The next events, at most what a turn may hold. They count as told from here on."""
+        events: list[wire.Event] = [[wire.BEAT]] if self._beat else []
+        self._beat = False
+        while self._pending and len(events) < wire.MAX_EVENTS:
+            code, what = self._pending.popleft()
+            encode = self._encode.get(code)
+            if encode is None:
+                events.append([code] if what is None else [code, what])
+            elif (event := encode(what, now_s)) is not None:
+                events.append(event)
+        return events
+
+    def declare_again(self, former: str) -> None:
+        """Forget what was told; say hello and everything that is true now, tickets in the order of their numbers."""
+        self._pending.clear()
+        self.known = 0
+        self._pending.append((wire.HELLO, former))
+        self._pending.extend((wire.POOL, name) for name in self.pools)
+        for number in sorted([*self.waiting, *self.held]):
+            place = self.held.get(number)
+            if place is not None:
+                place.reported = True
+                self._pending.append((wire.HELD, place))
+            else:
+                place = self.waiting[number]
+                if place.sent and place.standing == wire.NEW:
+                    place.standing = wire.AGAIN
+                self._pending.append((wire.SUBMIT, place))
+            place.sent = False
+        if self.leaving:
+            self._pending.append((wire.BYE, None))
+        self.wake(True)
+
+    def deliver(self, outcomes: Iterable[wire.Outcome]) -> None:
+        for number, code, word, ms in outcomes:
+            place = self.waiting.get(number)
+            if code == wire.ERROR:
+                log.error("the shared queue could not apply an event of ticket %d: %s", number, word)
+            if place is None:
+                continue  # withdrawn meanwhile (its end is on its way), or no news
+            if code == wire.GRANT:
+                self._grant(place, word)
+                continue
+            del self.waiting[number]
+            self.known -= place.sent
+            place.close(Phase.REFUSED, refusal(word if code == wire.REFUSE else "internal", ms))
+
+    def _grant(self, place: Place, backend: str) -> None:
+        position = self._positions[place.ticket.pool].get(backend)
+        if position is None:  # another process declares it, this one does not (any more)
+            self._remove(place, Phase.REFUSED, refusal(Reason.NO_BACKEND, 1000))
+            return
+        del self.waiting[place.number]
+        self.held[place.number] = place
+        place.grant(backend, position)
+
+    def _remove(
+        self, place: Place, phase: Phase, why: Refusal | None, output_tokens: int = 0, ran: bool = False
+    ) -> None:
+        was_held = place.phase is Phase.HELD
+        del (self.held if was_held else self.waiting)[place.number]
+        if place.sent:
+            urgent = was_held and (self.crowded or bool(self.waiting))
+            self._tell(wire.FINISH, (place.number, output_tokens, ran), urgent)
+        place.close(phase, why)
+
+    def _tell(self, code: int, what: Any, urgent: bool = False) -> None:
+        self._pending.append((code, what))
+        self.wake(urgent)
+
+    # events as they travel; None where nothing is left to say
+
+    def _submit_event(self, place: Place, now_s: float) -> wire.Event | None:
+        if place.phase is not Phase.WAITING:
+            return None
+        place.sent = True
+        self.known += 1
+        ticket = place.ticket
+        names: list[str] | bool = False
+        if ticket.backends:
+            shares = self.pools[ticket.pool].backends if ticket.pool in self.pools else ()
+            names = [shares[i].name for i in ticket.backends if 0 <= i < len(shares)] or ["-"]
+        age_ms = int((now_s - place.since_s) * 1000) if place.standing == wire.AGAIN else 0
+        return [
+            wire.SUBMIT,
+            place.number,
+            ticket.tenant,
+            ticket.rank,
+            ticket.pool,
+            ticket.prompt_tokens,
+            ticket.output_tokens,
+            max(0, int((place.deadline_s - now_s) * 1000)),
+            ticket.total_ms,
+            ticket.tpot_ms,
+            names,
+            place.standing,
+            age_ms,
+        ]
+
+    def _held_event(self, place: Place, _: float) -> wire.Event | None:
+        if place.phase is not Phase.HELD:
+            return None
+        place.sent = True
+        self.known += 1
+        ticket = place.ticket
+        return [
+            wire.HELD,
+            place.number,
+            ticket.tenant,
+            ticket.rank,
+            ticket.pool,
+            ticket.prompt_tokens,
+            ticket.output_tokens,
+            ticket.tpot_ms,
+            place.backend,
+            place.prefill_tokens,
+            place.kv_tokens,
+        ]
+
+    def _first_event(self, place: Place, _: float) -> wire.Event | None:
+        return [wire.FIRST, place.number] if place.phase is Phase.HELD else None
+
+    def _progress_event(self, place: Place, _: float) -> wire.Event | None:
+        place.reported = True
+        return [wire.PROGRESS, place.number, place.kv_tokens] if place.phase is Phase.HELD else None
+
+    def _finish_event(self, what: tuple[int, int, bool], _: float) -> wire.Event:
+        self.known -= 1
+        number, output_tokens, ran = what
+        return [wire.FINISH, number, max(0, output_tokens), int(ran)]
+
+    def _pool_event(self, name: str, _: float) -> wire.Event:
+        shares = [
+            [b.name, b.max_running, b.prefill_tokens_per_s, b.kv_tokens, b.chunk_tokens, int(b.open)]
+            for b in self.pools[name].backends
+        ]
+        return [wire.POOL, name, self._max_queued, shares]

@@ -1,0 +1,52 @@
+"""The keys of the shared queue, as `lua/` writes them. All carry one hash tag: one slot, one atomic script.
+
+    meta                                schema, logical now, the server's clock at that time, last reaping
+    procs                               zset of processes by their last beat
+    p:<process>                         number and whole reply of its last turn, highest ticket number
+    p:<process>:l                       hash of its tickets, packed, by number
+    p:<process>:m                       stream of outcomes that others' turns brought it
+    pools                               set of pool names
+    o:<pool>                            hash: `pool` record, `names` to slots, one `b<slot>` per backend
+    w:<rank>:<pool>                     zset of tenants with something waiting
+    q:<rank>:<length>:<pool>:<tenant>   zset of their tickets
+
+Owners: a process owns `p:` and its members of `q:`, `w:` and `procs` until it says bye or is reaped; the namespace's
+last process takes the rest with it.
+"""
+
+SCHEMA = 1
+
+
+class Keys:
+    """Key names of one namespace."""
+
+    __slots__ = ("prefix",)
+
+    def __init__(self, namespace: str) -> None:
+        self.prefix = f"{{{namespace}}}:"
+
+    def mailbox(self, process: str) -> str:
+        return f"{self.prefix}p:{process}:m"
+
+    def tickets(self, process: str) -> str:
+        return f"{self.prefix}p:{process}:l"
+
+    def process(self, process: str) -> str:
+        return f"{self.prefix}p:{process}"
+
+    def pool(self, pool: str) -> str:
+        return f"{self.prefix}o:{pool}"
+
+    def tenants(self, pool: str, rank: int) -> str:
+        return f"{self.prefix}w:{rank}:{pool}"
+
+    def line(self, pool: str, rank: int, tenant: str) -> str:
+        return f"{self.prefix}q:{rank}:{len(pool.encode())}:{pool}:{tenant}"
+
+    @property
+    def meta(self) -> str:
+        return f"{self.prefix}meta"
+
+    @property
+    def processes(self) -> str:
+        return f"{self.prefix}procs"

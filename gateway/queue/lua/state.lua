@@ -1,0 +1,158 @@
+-- state v1: what one turn has read and will write back
+-- (all reads go through these caches and all writes but those of the sorted sets wait for `flush`, so that an error leaves
+--  the store as it was; nothing here survives a turn: `begin` resets it)
+-- While a Function library loads no global exists but its registration: `begin` binds what is needed at each call.
+local SCHEMA = 1 -- a change of meaning of any key is another number: two schemas never share a namespace
+
+local call, pack, unpack_msg, unpack_list, floor, max, min
+local prefix, me, now -- key prefix; this turn's process; logical milliseconds
+local outcomes, mail -- for this process; for others, by process
+local tickets, changed, dropped -- each by process, then by ticket number as a string
+local pools, living
+local due_ms -- when another turn is worth its cost without an event; 0 is never
+
+-- outcomes: {ticket number, code, word, milliseconds}
+local GRANT, REFUSE, ERROR = 1, 2, 3
+
+-- a ticket, packed in the hash of its owner; `KEY` is its place in the order, `DEADLINE` logical milliseconds
+local STATE, TENANT, RANK, POOL, PROMPT, OUTPUT, KEY, DEADLINE = 1, 2, 3, 4, 5, 6, 7, 8
+local BACKENDS, TPOT, TOTAL, SLOT, PREFILL, KV = 9, 10, 11, 12, 13, 14
+local WAITING, HELD = 1, 2
+
+-- a backend, one field of its pool: six declared values, then three ledgers
+local B_NAME, B_OPEN, B_LIMIT, B_RATE, B_KV_LIMIT, B_CHUNK, B_RUNNING, B_PREFILL, B_KV = 1, 2, 3, 4, 5, 6, 7, 8, 9
+
+local RANKS = 10 -- service classes
+local NEAR = 4 -- backends read together with their pool
+
+local function begin(key, process)
+  call, pack, unpack_msg, unpack_list = redis.call, cmsgpack.pack, cmsgpack.unpack, unpack
+  floor, max, min = math.floor, math.max, math.min
+  prefix, me, now, due_ms = key, process, 0, 0
+  outcomes, mail, tickets, changed, dropped, pools, living = {}, {}, {}, {}, {}, {}, {}
+  living[process] = true
+end
+
+local function later(ms) if due_ms == 0 or ms < due_ms then due_ms = ms end end
+
+local function tell(process, number, code, word, ms)
+  local list = outcomes
+  if process ~= me then
+    list = mail[process]
+    if not list then list = {}; mail[process] = list end
+  end
+  list[#list + 1] = {tonumber(number), code, word, ms or 0}
+end
+
+-- a process without its record is dead, moved or gone: it gets no grant and no mail
+local function alive(process)
+  local v = living[process]
+  if v == nil then v = call('EXISTS', prefix .. 'p:' .. process) == 1; living[process] = v end
+  return v
+end
+
+local function tickets_of(process)
+  local t = tickets[process]
+  if not t then t = {}; tickets[process] = t; changed[process] = {}; dropped[process] = {} end
+  return t
+end
+
+local function ticket(process, number)
+  local all = tickets_of(process)
+  local t = all[number]
+  if t == nil then
+    local raw = call('HGET', prefix .. 'p:' .. process .. ':l', number)
+    t = raw and unpack_msg(raw) or false
+    all[number] = t
+  end
+  return t
+end
+
+local function keep(process, number, t)
+  tickets_of(process)[number] = t; changed[process][number] = t; dropped[process][number] = nil
+end
+
+local function drop(process, number)
+  tickets_of(process)[number] = false; changed[process][number] = nil; dropped[process][number] = true
+end
+
+-- a pool: its record and, by slot, its backends as far as they were needed
+local function pool(name)
+  local P = pools[name]
+  if P ~= nil then return P end
+  local key = prefix .. 'o:' .. name
+  local raw = call('HMGET', key, 'pool', 'b1', 'b2', 'b3', 'b4')
+  P = false
+  if raw[1] then
+    local r = unpack_msg(raw[1])
+    P = {name = name, key = key, blocked = r[1], last_key = r[2], max_queued = r[3], waiting = r[4], open = r[5],
+         left = r[6], ranks = r[7], free = r[8], backends = {}, touched = {}, dirty = false}
+    for slot = 1, NEAR do P.backends[slot] = raw[slot + 1] and unpack_msg(raw[slot + 1]) or false end
+  end
+  pools[name] = P
+  return P
+end
+
+local function new_pool(name)
+  local P = {name = name, key = prefix .. 'o:' .. name, blocked = 0, last_key = 0, max_queued = 0, waiting = 0, open = 0,
+             left = 0, ranks = {}, free = {}, backends = {}, touched = {}, names = {}, dirty = true}
+  for i = 1, RANKS do P.ranks[i] = 0 end
+  for slot = 1, NEAR do P.backends[slot] = false end
+  call('SADD', prefix .. 'pools', name)
+  pools[name] = P
+  return P
+end
+
+local function backend(P, slot)
+  local b = P.backends[slot]
+  if b == nil then
+    local raw = call('HGET', P.key, 'b' .. slot)
+    b = raw and unpack_msg(raw) or false
+    P.backends[slot] = b
+  end
+  return b
+end
+
+-- slot by backend name; read only where a ticket or a declaration speaks of backends by name
+local function names(P)
+  if not P.names then
+    local raw = call('HGET', P.key, 'names')
+    P.names = raw and unpack_msg(raw) or {}
+  end
+  return P.names
+end
+
+local function flush_tickets()
+  for process, list in pairs(changed) do
+    local args, n = {}, 0
+    for number, t in pairs(list) do args[n + 1] = number; args[n + 2] = pack(t); n = n + 2 end
+    if n > 0 then call('HSET', prefix .. 'p:' .. process .. ':l', unpack_list(args)) end
+  end
+  for process, list in pairs(dropped) do
+    local args, n = {}, 0
+    for number in pairs(list) do n = n + 1; args[n] = number end
+    if n > 0 then call('HDEL', prefix .. 'p:' .. process .. ':l', unpack_list(args)) end
+  end
+end
+
+local function flush_pools()
+  for _, P in pairs(pools) do
+    if P and P.dirty then
+      local args = {'pool', pack({P.blocked, P.last_key, P.max_queued, P.waiting, P.open, P.left, P.ranks, P.free})}
+      local n, gone = 2, {}
+      for slot in pairs(P.touched) do
+        local b = P.backends[slot]
+        if b then args[n + 1] = 'b' .. slot; args[n + 2] = pack(b); n = n + 2 else gone[#gone + 1] = 'b' .. slot end
+      end
+      if P.renamed then args[n + 1] = 'names'; args[n + 2] = pack(P.names); n = n + 2 end
+      call('HSET', P.key, unpack_list(args))
+      if #gone > 0 then call('HDEL', P.key, unpack_list(gone)) end
+    end
+  end
+end
+
+local function flush_mail()
+  for process, list in pairs(mail) do
+    if alive(process) then call('XADD', prefix .. 'p:' .. process .. ':m', '*', 'o', pack(list)) end
+  end
+end

@@ -1,0 +1,97 @@
+-- turn v1: one exchange between a process and the queue: apply its events once, reap, dispatch, answer
+-- KEYS prefix                   `{namespace}:`, the hash tag of all keys
+-- ARGV process:str number:int cursor:str batch:msgpack wall_ms:int
+-- wall_ms is the server's clock when 0. -> msgpack {status, now, outcomes, due_ms, live, waiting}; `live` is the number of
+-- this process's tickets when it beat, else -1; `waiting` that of the pools touched, -1 when none was.
+local MAX_STEP_MS, MAX_EVENTS = 2000, 32
+
+-- time never goes back and never far forward: a step of the server's clock neither kills an owner nor expires a deadline
+local function tick(meta, wall_ms)
+  if wall_ms == 0 then
+    local t = call('TIME')
+    wall_ms = t[1] * 1000 + floor(t[2] / 1000)
+  end
+  now = tonumber(meta[2]) or 0
+  if meta[3] then now = now + max(0, min(wall_ms - tonumber(meta[3]), MAX_STEP_MS)) end
+  return wall_ms
+end
+
+-- -> the answer to a turn that must not be applied
+local function answered(record, number)
+  local last = tonumber(record[1])
+  if number == 1 and not last then return nil end
+  if not last then return pack({'unknown', now}) end
+  if number == last then return record[2] end
+  if number == last + 1 then return nil end
+  return pack({number < last and 'stale' or 'gap', now})
+end
+
+-- all of this process's tickets that the batch names, in one call
+local function fetch(batch)
+  local numbers, seen, all = {}, {}, tickets_of(me)
+  for _, e in ipairs(batch) do
+    if type(e) == 'table' and is_int(e[2]) and (e[1] == FIRST or e[1] == PROGRESS or e[1] == FINISH) then
+      local number = tostring(e[2])
+      if not seen[number] then seen[number] = true; numbers[#numbers + 1] = number end
+    end
+  end
+  if #numbers == 0 then return end
+  local raw = call('HMGET', prefix .. 'p:' .. me .. ':l', unpack_list(numbers))
+  for i, number in ipairs(numbers) do all[number] = raw[i] and unpack_msg(raw[i]) or false end
+end
+
+-- the last one puts the light out
+local function leave(record_key)
+  if call('HLEN', record_key .. ':l') > 0 then
+    call('DEL', record_key)
+    call('ZADD', prefix .. 'procs', 'XX', MOVED, me)
+    return
+  end
+  call('DEL', record_key, record_key .. ':l', record_key .. ':m')
+  call('ZREM', prefix .. 'procs', me)
+  if call('ZCARD', prefix .. 'procs') > 0 then return end
+  for _, name in ipairs(call('SMEMBERS', prefix .. 'pools')) do call('DEL', prefix .. 'o:' .. name) end
+  call('DEL', prefix .. 'pools', prefix .. 'meta')
+end
+
+local function waiting_here()
+  local n = -1
+  for _, P in pairs(pools) do if P then n = max(n, 0) + P.waiting end end
+  return n
+end
+
+local function answer(record_key, number, meta)
+  local live = -1
+  if beating then live = call('HLEN', record_key .. ':l') end
+  local reply = pack({'ok', now, outcomes, due_ms, live, waiting_here()})
+  call('HSET', record_key, 'number', number, 'reply', reply, 'top', top)
+  call('HSET', prefix .. 'meta', 'schema', SCHEMA, 'now', now, 'wall', meta.wall, 'reaped', meta.reaped)
+  return reply
+end
+
+local function turn(KEYS, ARGV)
+  begin(KEYS[1], ARGV[1])
+  local number, cursor, batch = tonumber(ARGV[2]), ARGV[3], unpack_msg(ARGV[4])
+  if #batch > MAX_EVENTS then return redis.error_reply('ERR a turn holds at most ' .. MAX_EVENTS .. ' events') end
+  local record_key = prefix .. 'p:' .. me
+  local meta = call('HMGET', prefix .. 'meta', 'schema', 'now', 'wall', 'reaped')
+  if meta[1] and tonumber(meta[1]) ~= SCHEMA then return pack({'version_mismatch', tonumber(meta[1])}) end
+  local wall_ms = tick(meta, tonumber(ARGV[5]))
+  local record = call('HMGET', record_key, 'number', 'reply', 'top')
+  local done = answered(record, number)
+  if done then return done end
+
+  top, leaving, beating = tonumber(record[3]) or 0, false, false
+  fetch(batch)
+  apply(batch)
+  local reaped = reap(tonumber(meta[4]) or 0)
+  for _, P in pairs(pools) do if P then dispatch(P) end end
+
+  flush_tickets()
+  flush_pools()
+  flush_mail()
+  if cursor ~= '' then call('XTRIM', record_key .. ':m', 'MINID', cursor) end
+  local reply = answer(record_key, number, {wall = wall_ms, reaped = reaped})
+  if leaving then leave(record_key) end
+  return reply
+end

@@ -1,0 +1,128 @@
+"""One request's place in the shared queue, from its submit to its end."""
+
+import asyncio
+import enum
+from typing import TYPE_CHECKING
+
+from policies.reasons import Reason, Refusal
+from policies.types import Ticket
+
+if TYPE_CHECKING:
+    from gateway.queue.book import Book
+
+
+class QueueRefusal(Exception):
+    """The queue said no: full, too late, nothing to serve with, store lost."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class Phase(enum.IntEnum):
+    WAITING = 0
+    HELD = 1  # granted: the owner may not have read it yet
+    REFUSED = 2
+    ENDED = 3
+
+
+LEFT = Refusal(Reason.CLIENT_GONE, "the request was withdrawn while it waited")
+
+
+class Place:
+    """One ticket. Its owner calls `end` when it is done with it, whatever happened; everything else is optional.
+
+    `position` is the granted backend's in the pool's declaration, -1 before. `sent` says whether the store may know the
+    ticket; `standing` how it is to be taken there.
+    """
+
+    __slots__ = (
+        "_book",
+        "_waiter",
+        "backend",
+        "deadline_s",
+        "kv_tokens",
+        "number",
+        "phase",
+        "position",
+        "prefill_tokens",
+        "refusal",
+        "reported",
+        "sent",
+        "since_s",
+        "standing",
+        "ticket",
+    )
+
+    def __init__(self, book: "Book", number: int, ticket: Ticket, now_s: float) -> None:
+        self.number = number
+        self.ticket = ticket
+        self.phase = Phase.WAITING
+        self.since_s = now_s
+        self.deadline_s = now_s + ticket.waits_ms / 1000
+        self.backend = ""
+        self.position = -1
+        self.prefill_tokens = 0
+        self.kv_tokens = 0
+        self.refusal: Refusal | None = None
+        self.sent = False
+        self.reported = True
+        self.standing = 0
+        self._book = book
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        where = f" on {self.backend}" if self.backend else ""
+        return f"<Place {self.number} {self.phase.name.lower()}{where}>"
+
+    async def granted(self) -> int:
+        """Wait for a lease: the backend's position in the pool's declaration. Raises QueueRefusal.
+
+        Cancelling it does not give the place up: the caller's `finally` calls `end`, which also gives back a grant that
+        arrived in the same tick. One waiter at a time.
+        """
+        if self.phase is Phase.WAITING:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self.phase is Phase.HELD:
+            return self.position
+        raise QueueRefusal(self.refusal or LEFT)
+
+    def first_token(self) -> None:
+        """The prompt has been computed: its prefill share returns."""
+        if self.phase is Phase.HELD and self.prefill_tokens:
+            self.prefill_tokens = 0
+            self._book.first(self)
+
+    def progress(self, kv_tokens: int) -> None:
+        """The KV tokens the request is expected to need from now on, as an absolute number."""
+        if self.phase is Phase.HELD and kv_tokens != self.kv_tokens:
+            self.kv_tokens = max(0, kv_tokens)
+            self._book.progress(self)
+
+    def end(self, output_tokens: int = 0, ran: bool = False) -> None:
+        """Withdraw, or give the lease back. Synchronous, from any phase, safely twice.
+
+        `ran` says that the prompt was computed, `output_tokens` what came of it.
+        """
+        if self.phase is Phase.WAITING or self.phase is Phase.HELD:
+            self._book.end(self, output_tokens, ran)
+
+    def grant(self, backend: str, position: int) -> None:
+        """For the book: the lease is this place's."""
+        self.phase, self.backend, self.position = Phase.HELD, backend, position
+        self.prefill_tokens = self.ticket.prompt_tokens
+        self.kv_tokens = self.ticket.prompt_tokens + self.ticket.output_tokens
+        self._wake()
+
+    def close(self, phase: Phase, refusal: Refusal | None = None) -> None:
+        """For the book: nothing comes any more."""
+        self.phase, self.refusal = phase, refusal
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,134 @@
+"""Makes the turns: one in the air, what happens meanwhile rides with the next. Knows when the store is lost."""
+
+import asyncio
+import logging
+
+import redis.exceptions
+
+from gateway import clock
+from gateway.queue.link import GONE, Link, StoreAway, StoreUnfit, Target
+from gateway.queue.session import Session
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.003
+"""How long an event that nobody waits for may wait for company."""
+
+TURN_S = 2.0
+"""After this the store counts as lost: who waits is refused, and the connection is given up."""
+
+BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Turns:
+    """Owns the turn connection. `lost` from a turn's time-out until the next one's answer."""
+
+    def __init__(self, session: Session, target: Target, prefix: str) -> None:
+        self.lost = False
+        self.count = 0
+        self.link: Link | None = None
+        self._session = session
+        self._target = target
+        self._prefix = prefix
+        self._go = asyncio.Event()
+        self._linger: asyncio.TimerHandle | None = None
+        self._due: asyncio.TimerHandle | None = None
+        self._trouble_s: float | None = None
+        self._sent_s = 0.0
+        self._limit: asyncio.Timeout | None = None
+        self._tries = 0
+
+    def wake(self, urgent: bool) -> None:
+        """Something is to be told. Urgent: with the next turn, which starts in this tick when none is in the air."""
+        if urgent:
+            self._go.set()
+        elif self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._lingered)
+
+    def check(self, now_s: float) -> None:
+        """For the sweep: give up a turn that takes too long; say so when the store is lost."""
+        if self._limit is not None and now_s - self._sent_s > TURN_S and not self._limit.expired():
+            self._limit.reschedule(now_s)
+        if self.lost or self._trouble_s is None or now_s - self._trouble_s < TURN_S:
+            return
+        self.lost = True
+        log.error("the shared queue is lost: no answer for %.1f s; %r", now_s - self._trouble_s, self._session)
+        self._session.book.lose()
+
+    async def run(self) -> None:
+        """Until the session has said bye. Raises SchemaMismatch."""
+        while not self._done():
+            try:
+                self.link = await Link.connect(self._target, self._prefix)
+            except (StoreAway, StoreUnfit) as error:
+                await self._back_off(error)
+                continue
+            try:
+                self._session.connected(self.link.run_id)
+                self._go.set()
+                await self._serve(self.link)
+            except (TimeoutError, *GONE) as error:
+                await self._back_off(error)
+            except redis.exceptions.ResponseError as error:
+                log.exception("the store could not make a turn")
+                await self._back_off(error)
+                self._session.rejoin("a turn failed in the store")
+            finally:
+                await self.link.aclose()
+                self.link = None
+
+    def close(self) -> None:
+        for timer in (self._linger, self._due):
+            if timer is not None:
+                timer.cancel()
+
+    def _done(self) -> bool:
+        book = self._session.book
+        return book.leaving and not book.pending and not self._session.flying
+
+    async def _serve(self, link: Link) -> None:
+        while not self._done():
+            await self._go.wait()
+            self._go.clear()
+            await self._turn(link)
+            if self._session.flying or (self._session.book.pending and self._linger is None):
+                self._go.set()
+
+    async def _turn(self, link: Link) -> None:
+        self._sent_s = now_s = clock.now()
+        if self._trouble_s is None:
+            self._trouble_s = now_s
+        self._limit = asyncio.timeout(None)
+        async with self._limit:
+            try:
+                raw = await link.turn(*self._session.depart(now_s))
+            finally:
+                self._limit = None
+        reply = self._session.arrive(raw)
+        self.count += 1
+        self._trouble_s = None
+        self._tries = 0
+        if self.lost:
+            self.lost = False
+            self._session.book.regain()
+            log.warning("the shared queue is back: %r", self._session)
+        if reply.due_ms and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(reply.due_ms / 1000, self._came_due)
+
+    async def _back_off(self, error: Exception) -> None:
+        if self._trouble_s is None:
+            self._trouble_s = clock.now()
+        pause_s = BACKOFF_S[min(self._tries, len(BACKOFF_S) - 1)]
+        if self._tries == 0 or isinstance(error, StoreUnfit):
+            log.warning("no connection to the shared queue: %s", error)
+        self._tries += 1
+        await asyncio.sleep(pause_s)
+
+    def _lingered(self) -> None:
+        self._linger = None
+        if self._session.book.pending:
+            self._go.set()
+
+    def _came_due(self) -> None:
+        self._due = None
+        self._go.set()
