@@ -1,0 +1,106 @@
+"""`signalbox check`: is everything that the configuration names really there, and what is it?"""
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from backends.bundle import Bundle
+from backends.protocol import BackendBusy, BackendError, BackendLost, Refused
+from backends.vllm import Vllm
+from gateway.config import Config, Engine
+from gateway.pool import Pool
+from gateway.queue.client import Store
+from gateway.queue.embedded import Embedded
+from gateway.queue.link import GONE, StoreAway, StoreUnfit, Target, ask, check_server, open_connection, secret
+from gateway.reaper import Reaper
+
+REMOTE_S = 10.0
+IN_PROCESS_S = 900.0
+"""How long an engine may take to connect: one in this process loads its weights first."""
+
+HEAD = ("pool", "backend", "kind", "engine", "runs", "context", "running", "KV tokens", "prefill/s")
+
+
+class Finding(Struct, frozen=True):
+    """One line of the answer. `trouble` empty means well."""
+
+    cells: tuple[str, ...]
+    trouble: str = ""
+
+
+async def checkup(config: Config) -> tuple[str, bool]:
+    """A table of what is there, and whether all of it is well. Engines of one process come up one after the other."""
+    store = await look_at_store(config.store)
+    findings = [await look_at(pool.model, engine) for pool in config.pools for engine in pool.backends]
+    counts = f"{len(config.pools)} pools, {len(config.classes)} classes, {len(config.tenants) or 'no'} tenants"
+    lines = [f"configuration  {counts}", f"store          {' '.join(store.cells)}{_trouble(store)}", ""]
+    lines += _table([HEAD, *(one.cells for one in findings)], ["", *map(_trouble, findings)])
+    return "\n".join(lines), not any(one.trouble for one in (store, *findings))
+
+
+async def look_at_store(store: Store) -> Finding:
+    """Reach the store as a gateway would and read its version. Nothing is written to it."""
+    embedded: Embedded | None = None
+    try:
+        password = secret("store.password", store.password_env, store.password_file)
+        embedded = await Embedded.start() if store.url == "embedded" else None
+        async with asyncio.timeout(REMOTE_S):
+            facts = await _facts(Target(embedded.url if embedded else store.url, store.namespace, password))
+        check_server(facts)
+    except TimeoutError:
+        return Finding((store.url,), f"did not answer within {REMOTE_S:.0f} s")
+    except (StoreAway, StoreUnfit, *GONE) as error:
+        return Finding((store.url,), str(error))
+    finally:
+        if embedded is not None:
+            await embedded.aclose()
+    kind = "valkey" if "valkey_version" in facts else "redis"
+    return Finding((store.url, f"{kind} {facts[f'{kind}_version']}"))
+
+
+async def _facts(target: Target) -> dict[str, str]:
+    connection = await open_connection(target)
+    try:
+        text = (await ask(connection, "INFO")).decode()
+    finally:
+        await connection.disconnect(nowait=True)
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+async def look_at(model: str, engine: Engine) -> Finding:
+    """Connect one engine as a gateway would, read what it is, let it go."""
+    name = (model, engine.name, str(engine.__struct_config__.tag))
+    limit_s = IN_PROCESS_S if isinstance(engine, Vllm) else REMOTE_S
+    pool = Pool(model, (engine,), Reaper())
+    try:
+        async with asyncio.timeout(limit_s):
+            backend = await engine.connect(model)
+    except TimeoutError:
+        return Finding(name, f"did not connect within {limit_s:.0f} s")
+    except (BackendLost, BackendError, BackendBusy, Refused, OSError, ValueError) as error:
+        return Finding(name, str(error))
+    pool.members[0].backend = backend
+    bundle, share = backend.bundle, pool.share().backends[0]
+    await backend.aclose()
+    numbers = (bundle.context_tokens, share.max_running, share.kv_tokens, share.prefill_tokens_per_s)
+    return Finding((*name, f"{bundle.engine} {bundle.engine_version}".strip(), _runs(bundle), *map(_number, numbers)))
+
+
+def _runs(bundle: Bundle) -> str:
+    said = (bundle.model, bundle.revision, bundle.precision, bundle.quantization)
+    return " ".join(filter(None, said))
+
+
+def _number(value: int) -> str:
+    return f"{value:,}" if value else "not said"
+
+
+def _trouble(finding: Finding) -> str:
+    return f"  NOT WELL: {finding.trouble}" if finding.trouble else ""
+
+
+def _table(rows: Sequence[tuple[str, ...]], tails: Sequence[str]) -> list[str]:
+    widths = [max((len(row[at]) for row in rows if at < len(row)), default=0) for at in range(len(HEAD))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows)
+    return [(line + tail).rstrip() for line, tail in zip(lines, tails, strict=True)]
