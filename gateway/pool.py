@@ -22,7 +22,7 @@ from backends.protocol import (
 from gateway.clock import now
 from gateway.queue.client import BackendShare, PoolShare
 from gateway.reaper import Reaper
-from policies.breaker import Breaker
+from policies.breaker import Breaker, Circuit
 from policies.reasons import Reason, Refusal
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class Member:
         return f"<Member {self.config.name} {state}, {self.breaker}, {self.running} running>"
 
     def usable(self, at: float) -> bool:
-        return self.backend is not None and self.breaker.allows(at)
+        """Up, and its breaker lets requests through (half open: perhaps one)."""
+        return self.backend is not None and self.breaker.circuit(at) is not Circuit.OPEN
 
     def lost(self, at: float) -> None:
         """A stream or a call found it gone."""
@@ -110,25 +111,42 @@ class Pool:
         return PoolShare(self.model, tuple(_share(member) for member in self.members))
 
     def candidates(self, kind: Kind, wanted: dict[Feature, str], tried: set[int]) -> tuple[int, ...]:
-        """Positions of the members that could serve this. Raises Unservable, naming the field that none can honour."""
+        """Positions of the members that could serve this, or the one that it is to probe after a failure.
+
+        Raises Unservable, naming the field that none can honour.
+        """
         at = now()
-        up = [member for member in self.members if member.usable(at)]
+        able = self._able(kind, wanted, [member for member in self.members if member.usable(at)], at)
+        fresh = [member for member in able if member.position not in tried]
+        closed = [member for member in fresh if member.breaker.circuit(at) is Circuit.CLOSED]
+        for member in fresh:
+            if member not in closed and member.breaker.allows(at):
+                return (member.position,)
+        if not closed:
+            raise Unservable(self._none_left(at))
+        return tuple(member.position for member in closed)
+
+    def _able(self, kind: Kind, wanted: dict[Feature, str], up: list[Member], at: float) -> list[Member]:
         if not up:
-            raise Unservable(Refusal(Reason.NO_BACKEND, f"no backend of {self.model} is up", None, self._back_in_s(at)))
-        serving = [member for member in up if _kinds(member) & {kind.value}]
+            raise Unservable(self._none_left(at))
+        serving = [member for member in up if kind.value in _bundle(member).kinds]
         if not serving:
-            raise Unservable(
-                Refusal(Reason.UNSUPPORTED_FEATURE, f"{self.model} does not serve the {kind.value} API", "model")
-            )
-        able = [member for member in serving if not (wanted and _bundle(member).lacks(frozenset(wanted)))]
-        if not able:
-            feature = min(set.intersection(*(set(_bundle(m).lacks(frozenset(wanted))) for m in serving)) or set(wanted))
-            field = wanted[Feature(feature)]
-            raise Unservable(Refusal(Reason.UNSUPPORTED_FEATURE, f"{self.model} does not support {field}", field))
-        left = tuple(member.position for member in able if member.position not in tried)
-        if not left:
-            raise Unservable(Refusal(Reason.NO_BACKEND, f"no further backend of {self.model} is up", None, 1.0))
-        return left
+            what = f"{self.model} does not serve the {kind.value} API"
+            raise Unservable(Refusal(Reason.UNSUPPORTED_FEATURE, what, "model"))
+        if not wanted:
+            return serving
+        lacks = [_bundle(member).lacks(frozenset(wanted)) for member in serving]
+        if all(lacks):
+            field = wanted[Feature(min(frozenset.intersection(*lacks) or lacks[0]))]
+            what = f"{self.model} does not support {field}"
+            raise Unservable(Refusal(Reason.UNSUPPORTED_FEATURE, what, field))
+        return [member for member, missing in zip(serving, lacks, strict=True) if not missing]
+
+    def _none_left(self, at: float) -> Refusal:
+        """503, with the seconds until a breaker may let a probe through, as far as they know."""
+        waits = [member.breaker.opens_in_s(at) for member in self.members if member.backend is not None]
+        wait_s = max(1.0, min(waits, default=2.0))
+        return Refusal(Reason.NO_BACKEND, f"no backend of {self.model} is up", None, wait_s)
 
     async def plan(self, prompt: Prompt, positions: tuple[int, ...]) -> Plan:
         """A plan by the first member that has the tokenizer, else by the first. Raises Refused, Unservable."""
@@ -205,11 +223,6 @@ class Pool:
             if member.running == 0:
                 return
 
-    def _back_in_s(self, at: float) -> float:
-        """Seconds until a member may be back, as far as the breakers know."""
-        waits = [member.breaker.opens_in_s(at) for member in self.members if member.backend is not None]
-        return max(1.0, min(waits, default=2.0))
-
 
 def _bundle(member: Member) -> Bundle:
     return (
@@ -217,10 +230,6 @@ def _bundle(member: Member) -> Bundle:
         if member.backend
         else Bundle(engine="", model="", features=frozenset(), kinds=frozenset())
     )
-
-
-def _kinds(member: Member) -> frozenset[str]:
-    return _bundle(member).kinds
 
 
 def _share(member: Member) -> BackendShare:

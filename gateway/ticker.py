@@ -57,6 +57,10 @@ class Ticker:
         if not self._live:
             self._idle.set()
 
+    def members(self) -> tuple[Live, ...]:
+        """Everything that is live, oldest first."""
+        return tuple(self._live)
+
     async def idle(self) -> None:
         """Wait until nothing is live."""
         await self._idle.wait()

@@ -52,7 +52,6 @@ class _Request:
         "_abort",
         "_body_by",
         "_end_by",
-        "_exchange",
         "_keep_alive_s",
         "_kind",
         "_pinging",
@@ -70,11 +69,12 @@ class _Request:
         "_trunk",
         "_watch_from",
         "_watcher",
+        "exchange",
     )
 
     def __init__(self, trunk: Trunk, kind: Kind, receive: Receive, send: Send) -> None:
         self._trunk, self._kind, self._receive, self._send = trunk, kind, receive, send
-        self._exchange = Exchange(trunk, now())
+        self.exchange = Exchange(trunk, now())
         self._request_id = ""
         self._service: ServiceClass | None = None
         self._stopped: Refusal | None = None  # why it was cut, once it was
@@ -87,7 +87,7 @@ class _Request:
         self._pinging: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Request {self._request_id or 'unread'} {self._exchange!r}>"
+        return f"<Request {self._request_id or 'unread'} {self.exchange!r}>"
 
     async def run(self, scope: Scope) -> None:
         task = asyncio.current_task()
@@ -95,7 +95,7 @@ class _Request:
         self._task = task
         extensions: Any = scope.get("extensions") or {}
         self._abort = extensions.get(ABORT, _nothing)
-        received = self._exchange.received_at
+        received = self.exchange.received_at
         self._body_by, self._watch_from = received + self._trunk.config.server.body_s, received + WATCH_AFTER_S
         self._trunk.ticker.add(self)
         refusal: Refusal | None = Refusal(Reason.INTERNAL, "an error inside the gateway")
@@ -107,7 +107,7 @@ class _Request:
                 raise
             self._task.uncancel()
         finally:
-            self._exchange.finish(refusal)
+            self.exchange.finish(refusal)
             self._trunk.ticker.discard(self)
             for helper in (self._watcher, self._pinging):
                 if helper is not None:
@@ -152,7 +152,7 @@ class _Request:
             self._abort()
             self._task.cancel()
         elif self._keep_alive_s and self._pinging is None and not self._sending_since:
-            last = self._sent_at or self._exchange.received_at
+            last = self._sent_at or self.exchange.received_at
             if now - last > self._keep_alive_s:
                 self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
@@ -194,7 +194,7 @@ class _Request:
         self._end_by = job.end_by
         if self._streams:
             self._keep_alive_s = job.service.keep_alive_s
-        chunk = await self._exchange.first(job)
+        chunk = await self.exchange.first(job)
         if self._streams:
             await self._pump(chunk)
         else:
@@ -220,9 +220,9 @@ class _Request:
         size = 0
         while True:
             message = await self._receive()
-            if message["type"] == "http.disconnect":
+            if message["type"] != "http.request":
                 raise Failed(_GONE)
-            part: bytes = message.get("body", b"")
+            part = message.get("body", b"")
             size += len(part)
             if size > limit:
                 raise too_large
@@ -258,7 +258,7 @@ class _Request:
             headers=self._forwarded(headers),
         )
         wanted = {} if pool.every_feature else wire.features(body)
-        return _job(self._exchange.received_at, goal, Job(tenant, service, pool, prompt, wanted))
+        return _job(self.exchange.received_at, goal, Job(tenant, service, pool, prompt, wanted))
 
     def _forwarded(self, headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
         out = [("x-request-id", self._request_id)]
@@ -277,16 +277,16 @@ class _Request:
         while chunk is not None and not chunk.last:
             if chunk.data:
                 await self._write(chunk.data)
-            chunk = await self._exchange.next()
-        self._exchange.engine_done()
+            chunk = await self.exchange.next()
+        self.exchange.engine_done()
         await self._write(chunk.data if chunk is not None else b"", more=False)
 
     async def _join(self, chunk: Chunk | None) -> None:
         parts: list[bytes] = []
         while chunk is not None:
             parts.append(chunk.data)
-            chunk = None if chunk.last else await self._exchange.next()
-        self._exchange.engine_done()
+            chunk = None if chunk.last else await self.exchange.next()
+        self.exchange.engine_done()
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         await self._start(200, [_JSON, (b"content-length", b"%d" % len(body))])
         await self._write(body, more=False)
@@ -298,7 +298,7 @@ class _Request:
         self._stopped = self._stopped or refusal  # no second cut while this is said
         if self._started:
             if self._streams:
-                await self._write(errors.terminal_event(self._kind, refusal, self._exchange.usage_so_far()), more=False)
+                await self._write(errors.terminal_event(self._kind, refusal, self.exchange.usage_so_far()), more=False)
             return
         body = failed.body or errors.body_of(self._kind, refusal)
         headers = [_JSON, (b"content-length", b"%d" % len(body)), *errors.headers_of(refusal)]
@@ -325,7 +325,7 @@ class _Request:
 
     def _timing(self) -> bytes:
         """Milliseconds from the first byte on: validate, queue (plan included), prefill; as far as it came."""
-        x = self._exchange
+        x = self.exchange
         if not x.planned_at:
             return b"total;dur=%.1f" % ((now() - x.received_at) * 1000)
         out = b"validate;dur=%.2f" % ((x.planned_at - x.received_at) * 1000)

@@ -1,5 +1,6 @@
 """The inference APIs: one route each, described for OpenAPI, answered by a relay."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from litestar import post
@@ -78,6 +79,7 @@ def _operation(kind: Kind) -> type[Operation]:
         answer["text/event-stream"] = OpenAPIMediaType(schema=_STRING)
     responses["200"] = OpenAPIResponse(description="The answer; server-sent events with `stream: true`", content=answer)
 
+    @dataclass
     class ApiOperation(Operation):
         def __post_init__(self) -> None:
             self.summary = summary
