@@ -63,7 +63,7 @@ class Book:
     """Places, pools and pending events of one process. No I/O: a session takes batches out and puts outcomes in.
 
     `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `known` is the number of
-    tickets the store has of this process once all batches taken are applied; `crowded` whether somebody waits in a pool.
+    tickets the store has of this process once all batches taken are applied; `crowded`: somebody waits in a pool.
     """
 
     def __init__(self, max_queued: int) -> None:

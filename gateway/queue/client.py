@@ -57,6 +57,21 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("store.url: `embedded` or a redis://, rediss:// or unix:// address")
 
 
+async def _try(target: Target) -> None:
+    """Connect once, for up to CONNECT_S. Raises StoreAway or StoreUnfit."""
+    limit_s = clock.now() + CONNECT_S
+    while True:
+        try:
+            link = await Link.connect(target, Keys(target.namespace).prefix)
+        except StoreAway:
+            if clock.now() >= limit_s:
+                raise
+            await asyncio.sleep(CONNECT_S / 20)
+            continue
+        await link.aclose()
+        return
+
+
 class Queue:
     """This process's half of the shared queue. Its tasks belong to the supervisor it was connected with."""
 
@@ -88,14 +103,10 @@ class Queue:
         url = embedded.url if embedded else settings.url
         target = Target(url, settings.namespace, password)
         try:
-            async with asyncio.timeout(CONNECT_S):
-                link = await Link.connect(target, Keys(settings.namespace).prefix)
-                await link.aclose()
-        except BaseException as error:
+            await _try(target)
+        except BaseException:
             if embedded:
                 await embedded.aclose()
-            if isinstance(error, TimeoutError):
-                raise StoreAway(f"store.url: no answer within {CONNECT_S:.0f} s") from None
             raise
         queue = cls(settings, target, embedded)
         queue._start(supervisor)
@@ -139,9 +150,13 @@ class Queue:
 
     async def _sweep(self) -> None:
         """One ticker for deadlines, the beat and time-outs: no timer per ticket or turn."""
+        now_s = clock.now()
         while True:
+            before_s = now_s
             await asyncio.sleep(SWEEP_S)
             now_s = clock.now()
+            if (late_s := now_s - before_s - SWEEP_S) > SWEEP_S:
+                self.turns.forgive(late_s)
             self.book.expire(now_s)
             self.turns.check(now_s)
             if now_s - self._beat_s >= BEAT_S and not self.book.leaving:

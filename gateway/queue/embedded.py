@@ -87,8 +87,9 @@ class Embedded:
         self.socket = self.home / "store.sock"
         self.url = f"unix://{self.socket}"
         self.raised = False
-        self._owner = (self.home / "owner").open("wb")
+        self._owner = (self.home / "taken").open("wb")
         fcntl.flock(self._owner, fcntl.LOCK_EX)
+        (self.home / "taken").rename(self.home / "owner")  # only now may others look at it
         self._process: asyncio.subprocess.Process | None = None
 
     def __repr__(self) -> str:

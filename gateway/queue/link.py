@@ -4,6 +4,7 @@ redis-py retries silently by default and would reconnect inside a call. Both are
 again only by the protocol that knows how, and only after it has seen which server answers.
 """
 
+import asyncio
 import os
 import pathlib
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from gateway.queue import scripts, wire
+from gateway.queue.keys import SCHEMA
 
 CONNECT_S = 2.0
 OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
@@ -29,7 +31,7 @@ class StoreAway(Exception):
     """The store cannot be reached now, or the connection is gone. Trying again makes sense."""
 
 
-GONE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError, StoreAway)
+GONE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError, TimeoutError, StoreAway)
 """What a dead connection raises; anything else from the server is an answer."""
 
 
@@ -89,13 +91,14 @@ async def open_connection(target: Target) -> AbstractConnection:
     """Connected and authenticated. Raises StoreAway or StoreUnfit."""
     connection = target.connection()
     try:
-        await connection.connect()  # type: ignore[no-untyped-call]
+        async with asyncio.timeout(CONNECT_S):
+            await connection.connect()  # type: ignore[no-untyped-call]
     except redis.exceptions.AuthenticationError as error:
         await connection.disconnect(nowait=True)
         raise StoreUnfit(f"store.password_env, store.password_file or store.url: {error}") from None
     except GONE as error:
         await connection.disconnect(nowait=True)
-        raise StoreAway(f"store.url: {error}") from None
+        raise StoreAway(f"store.url: {error or 'no answer'}") from None
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
@@ -126,6 +129,15 @@ def check_server(facts: Mapping[str, str]) -> None:
         raise StoreAway("store.url: the server is a replica")
 
 
+def check_schema(found: bytes | None) -> None:
+    """Raises StoreUnfit when the namespace is kept by another schema."""
+    if found is not None and int(found) != SCHEMA:
+        raise StoreUnfit(
+            f"store.namespace: gateways of schema {int(found)} keep it, this one has {SCHEMA}: "
+            "stop them and delete its keys, or choose another namespace"
+        )
+
+
 class Link:
     """A checked connection that can make turns. `run_id` is the server's."""
 
@@ -140,13 +152,15 @@ class Link:
         """Raises StoreAway or StoreUnfit."""
         connection = await open_connection(target)
         try:
-            facts = _facts(await ask(connection, "INFO"))
-            check_server(facts)
-            link = cls(connection, facts["run_id"], prefix)
-            await link.load()
-        except (redis.exceptions.BusyLoadingError, *GONE) as error:
+            async with asyncio.timeout(CONNECT_S):
+                facts = _facts(await ask(connection, "INFO"))
+                check_server(facts)
+                check_schema(await ask(connection, "HGET", f"{prefix}meta", "schema"))
+                link = cls(connection, facts["run_id"], prefix)
+                await link.load()
+        except GONE as error:
             await connection.disconnect(nowait=True)
-            raise StoreAway(f"store.url: {error}") from None
+            raise StoreAway(f"store.url: {error or 'no answer'}") from None
         except redis.exceptions.ResponseError as error:
             await connection.disconnect(nowait=True)
             raise StoreUnfit(f"store.url: the server refuses what the queue needs: {error}") from None

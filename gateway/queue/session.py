@@ -1,9 +1,10 @@
 """The exactly-once protocol of turns, without any I/O.
 
-A turn is (process name, number, mailbox cursor, batch). One is in the air at a time and stays there, byte for byte, until
-its answer comes: the store applies a number once and keeps its whole reply. When the store may have forgotten something (it
-does not know the process, misses turns, is another server than before, or counts other tickets) the process takes a new
-name and declares what is true now. Turn numbers alone would miss a failover that loses *another* process's turn.
+A turn is (process name, number, mailbox cursor, batch). One is in the air at a time and stays there, byte for byte,
+until its answer comes: the store applies a number once and keeps its whole reply. When the store may have forgotten
+something (it does not know the process, misses turns, is another server than before, or counts other tickets) the
+process takes a new name and declares what is true now. Turn numbers alone would miss a failover that loses *another*
+process's turn.
 """
 
 import logging

@@ -55,6 +55,12 @@ class Turns:
         log.error("the shared queue is lost: no answer for %.1f s; %r", now_s - self._trouble_s, self._session)
         self._session.book.lose()
 
+    def forgive(self, stall_s: float) -> None:
+        """This process itself stood still: that is no fault of the store."""
+        self._sent_s += stall_s
+        if self._trouble_s is not None:
+            self._trouble_s += stall_s
+
     async def run(self) -> None:
         """Until the session has said bye. Raises SchemaMismatch."""
         while not self._done():
@@ -67,10 +73,10 @@ class Turns:
                 self._session.connected(self.link.run_id)
                 self._go.set()
                 await self._serve(self.link)
-            except (TimeoutError, *GONE) as error:
+            except GONE as error:
                 await self._back_off(error)
             except redis.exceptions.ResponseError as error:
-                log.exception("the store could not make a turn")
+                log.error("the store could not make a turn: %s", error)  # noqa: TRY400 it is the server's trace
                 await self._back_off(error)
                 self._session.rejoin("a turn failed in the store")
             finally:

@@ -47,12 +47,13 @@ class Status(enum.StrEnum):
 
 
 Outcome = tuple[int, int, str, int]
-"""Ticket number; GRANT, REFUSE or ERROR; a word (backend, reason or message); milliseconds until a retry makes sense."""
+"""Ticket number; GRANT, REFUSE or ERROR; a word (backend, reason or message); ms until a retry makes sense."""
 
 
 class Reply(Struct, array_like=True, frozen=True):
-    """The answer to a turn. `due_ms` is when another turn is worth it without an event, 0 for never. `live` is the number
-    of this process's tickets in the store if the turn beat, else -1; `waiting` that of the pools it touched, else -1.
+    """The answer to a turn. `due_ms` is when another turn is worth it without an event, 0 for never. `live` is
+    the number of this process's tickets in the store if the turn beat, else -1; `waiting` that of the pools it touched,
+    else -1.
     """
 
     status: Status

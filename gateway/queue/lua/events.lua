@@ -157,6 +157,7 @@ on[HELLO] = function(e)
     call('DEL', prefix .. 'p:' .. e[2])
     living[e[2]] = false
     call('ZADD', prefix .. 'procs', 'XX', MOVED, e[2])
+    later(200)
   end
 end
 
