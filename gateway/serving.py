@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -43,7 +44,8 @@ def listen(server: ServerConfig) -> socket.socket:
         family, _, _, _, address = found[0]
         return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ListenError(f"can't listen on {server.host}:{server.port}: {error.strerror or error}") from None
+        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        raise ListenError(f"can't listen on {server.host}:{server.port}: {why}") from None
 
 
 def check_tls(server: ServerConfig) -> None:

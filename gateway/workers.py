@@ -97,11 +97,13 @@ class Workers:
             await self._pause(pause_s)
 
     async def _once(self, nth: int) -> int:
-        """One life of a worker; its exit code."""
+        """One life of a worker; its exit code. A Ctrl-C of the terminal reaches the parent alone."""
         fd = self._listener.fileno()
         command = (sys.executable, "-m", "gateway.workers", str(fd))
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, pass_fds=[fd])
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, pass_fds=[fd], start_new_session=True
+        )
         assert process.stdin is not None
         assert process.stdout is not None
         self._running[nth] = process
