@@ -87,7 +87,7 @@ class Timing(Struct, frozen=True):
 
 
 class Pool:
-    """Connections to one engine, the last used first. The caller of `send` owns the answer and must release it.
+    """Connections to one engine, the last used first.
 
     `made`, `reused` and `retried` count connections made, requests on a kept one, and requests sent a second time.
     """
@@ -119,20 +119,26 @@ class Pool:
     def idle(self) -> int:
         return len(self._idle)
 
-    async def send(self, head: bytes, body: bytes = b"", first_byte_s: float = 0.0, bodiless: bool = False) -> Answer:
-        """Send a request and wait for the head of its answer. Raises HttpError.
+    async def ask(self, head: bytes, body: bytes = b"", first_byte_s: float = 0.0, bodiless: bool = False) -> "Asked":
+        """Write a request. The caller owns what comes back and must release it. Raises HttpError.
 
-        `head` ends with an empty line and states the length of `body`; `bodiless` is for HEAD. What a kept connection
-        turns out to have been closed for is sent again, once, on a fresh one.
+        `head` ends with an empty line and states the length of `body`; `bodiless` is for HEAD.
         """
-        connection = self._kept()
-        if connection is not None:
-            self.reused += 1
-            try:
-                return await self._exchange(connection, head, body, first_byte_s, bodiless)
-            except Stale:
-                self.retried += 1
-        return await self._exchange(await self._connect(), head, body, first_byte_s, bodiless)
+        asked = Asked(self, head, body, first_byte_s or self.timing.first_byte_s, bodiless)
+        try:
+            await asked.write()
+        except BaseException:
+            asked.release()
+            raise
+        return asked
+
+    async def take(self, fresh: bool) -> Connection:
+        """A connection that was kept, or a new one. Raises NotConnected."""
+        connection = None if fresh else self._kept()
+        if connection is None:
+            return await self._connect()
+        self.reused += 1
+        return connection
 
     def close(self) -> None:
         """Abort every connection; running answers fail. Synchronous, idempotent."""
@@ -165,20 +171,6 @@ class Pool:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-
-    async def _exchange(
-        self, connection: Connection, head: bytes, body: bytes, first_byte_s: float, bodiless: bool
-    ) -> Answer:
-        answer = Answer(connection, first_byte_s or self.timing.first_byte_s, self.timing.idle_s, bodiless)
-        try:
-            connection.ask(head, body, answer)
-            if len(body) > SLICE_BYTES:
-                await answer.send_rest(body)
-            await answer.head()
-        except BaseException:
-            answer.release()
-            raise
-        return answer
 
     def _kept(self) -> Connection | None:
         oldest = self._loop.time() - self.timing.keep_s
@@ -236,3 +228,72 @@ class Pool:
             elif connection.idle_since < oldest and connection in self._idle:
                 connection.abort()
         self._timer = self._loop.call_later(self._tick_s, self._sweep) if self._open else None
+
+
+class Asked:
+    """A request that was written, and its answer once that has a head. For one task; `release` may come from any.
+
+    What a kept connection turns out to have been closed for is written again, once, on a fresh one.
+    """
+
+    __slots__ = ("_again", "_answer", "_bodiless", "_body", "_first_byte_s", "_head", "_pool", "_released")
+
+    def __init__(self, pool: Pool, head: bytes, body: bytes, first_byte_s: float, bodiless: bool) -> None:
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._first_byte_s = first_byte_s
+        self._bodiless = bodiless
+        self._answer: Answer | None = None
+        self._again = False
+        self._released = False
+
+    def __repr__(self) -> str:
+        return f"<Asked {self._answer!r}>"
+
+    async def write(self) -> None:
+        """Find a connection and write. Raises HttpError."""
+        while True:
+            connection = await self._pool.take(fresh=self._again)
+            if self._released:
+                connection.abort()
+                raise Broken("the request was given up here")
+            answer = Answer(connection, self._first_byte_s, self._pool.timing.idle_s, self._bodiless)
+            self._answer = answer
+            try:
+                connection.ask(self._head, self._body, answer)
+                if len(self._body) > SLICE_BYTES:
+                    await answer.send_rest(self._body)
+            except Stale:
+                if not self._may_retry():
+                    raise
+            else:
+                return
+
+    async def answered(self) -> Answer:
+        """Wait for the head. Raises HttpError."""
+        while True:
+            assert self._answer is not None
+            try:
+                await self._answer.head()
+            except Stale:
+                if not self._may_retry():
+                    raise
+                await self.write()
+            else:
+                return self._answer
+
+    def release(self) -> None:
+        """Give up, or give back what has ended. Synchronous, idempotent."""
+        self._released = True
+        if self._answer is not None:
+            self._answer.release()
+
+    def _may_retry(self) -> bool:
+        """Make ready for another connection, if this was the first."""
+        if self._again or self._released or self._answer is None:
+            return False
+        self._answer.release()
+        self._again = True
+        self._pool.retried += 1
+        return True

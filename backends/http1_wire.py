@@ -336,6 +336,7 @@ class Answer:
         if connection is None:
             return
         self._connection = self._parser = None
+        self._parts = []
         connection.answer = None
         if self._ended and self._keep and not self._unsent and not connection.closed:
             if self._paused:

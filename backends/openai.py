@@ -13,8 +13,7 @@ from backends.bundle import EVERY_FEATURE, Bundle
 from backends.features import Feature
 from backends.http1 import Pool, Timing, parse_url, tls_context
 from backends.http1_errors import HttpError
-from backends.http1_wire import Answer
-from backends.openai_body import fit
+from backends.openai_body import choices, fit
 from backends.openai_probe import (
     DIALECTS,
     ModelCard,
@@ -23,10 +22,8 @@ from backends.openai_probe import (
     kinds_of,
     kv_tokens,
     read_gauge,
-    whole_body,
 )
-from backends.openai_refusal import BODY_BYTES, failure_of
-from backends.openai_stream import EventStream, WholeAnswer, as_backend_error
+from backends.openai_stream import EventStream, WholeAnswer, accepted, as_backend_error
 from backends.protocol import (
     PATHS,
     BackendError,
@@ -191,7 +188,7 @@ class RemoteEngine:
             prompt=prompt,
             maker=self.name,
             prompt_tokens=max(1, int(len(prompt.body) / self.bytes_per_token)),
-            output_limit=prompt.max_tokens,
+            output_limit=prompt.max_tokens * choices(prompt.body),
             work=Call(b"%b%bcontent-length: %d\r\n\r\n" % (head, _forwarded(prompt.headers), len(body)), body),
         )
 
@@ -199,19 +196,18 @@ class RemoteEngine:
         prompt, call = plan.prompt, plan.work
         if not isinstance(call, Call):
             raise TypeError(f"{self.name} did not make this plan, or it was closed")
+        learn = partial(self._learn, len(prompt.body))
         try:
-            answer = await self._pool.send(call.head, call.body)
+            asked = await self._pool.ask(call.head, call.body)
+            if not prompt.stream:
+                return WholeAnswer(asked, learn)
+            try:
+                answer = await accepted(asked, b"text/event-stream")
+            except BaseException:
+                asked.release()
+                raise
         except HttpError as error:
             raise as_backend_error(error) from error
-        if answer.status != 200:
-            raise await _failure(answer)
-        got = answer.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if got and got != (b"text/event-stream" if prompt.stream else b"application/json"):
-            answer.release()
-            raise BackendError(f"the engine answered with {got.decode('latin-1')!r}")
-        learn = partial(self._learn, len(prompt.body))
-        if not prompt.stream:
-            return WholeAnswer(answer, learn)
         typed = prompt.kind in _TYPED
         return EventStream(answer, not prompt.want_usage and not typed, typed, learn)
 
@@ -261,17 +257,6 @@ async def _connect(config: OpenAI, site: Site, upstream: str, authorization: str
         kinds=frozenset(kind.value for kind in paths),
     )
     return RemoteEngine(config, bundle, site, authorization, about)
-
-
-async def _failure(answer: Answer) -> Exception:
-    """Read an answer that is not 200, and say what it means."""
-    try:
-        body = await whole_body(answer, BODY_BYTES)
-    except (HttpError, BackendError):
-        body = b""
-    finally:
-        answer.release()
-    return failure_of(answer.status, answer.headers, body)
 
 
 def _head(pool: Pool, path: str, authorization: str, streamed: bool) -> bytes:

@@ -1,11 +1,18 @@
 """What has to change in a request body before an engine gets it; most often nothing."""
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from backends.protocol import Kind, Prompt
 
+
+class _Choices(Struct):
+    n: int | None = None
+    best_of: int | None = None
+
+
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_choices = msgspec.json.Decoder(_Choices).decode
 _encode = msgspec.json.Encoder().encode
 
 _ASK = b'{"include_usage":true}'
@@ -30,6 +37,17 @@ def fit(prompt: Prompt, upstream: str) -> bytes:
     if not open_object.endswith(b"}"):
         raise ValueError("the body is not a JSON object")
     return open_object[:-1] + b',"stream_options":' + _ASK + b"}"
+
+
+def choices(body: bytes) -> int:
+    """How many answers a body asks for at once; 1 where it says nothing or nonsense."""
+    if b'"n"' not in body and b'"best_of"' not in body:
+        return 1
+    try:
+        asked = _decode_choices(body)
+    except msgspec.MsgspecError:
+        return 1
+    return max(1, asked.n or 1, asked.best_of or 1)
 
 
 def _ambiguous(body: bytes) -> bool:

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from backends.http1 import Pool
+from backends.http1 import Asked, Pool
 from backends.http1_errors import HttpError
-from backends.http1_wire import Answer
-from backends.openai_stream import as_backend_error
+from backends.openai_stream import as_backend_error, whole_body
 from backends.protocol import PATHS, BackendError, BackendLost, Gauge, Kind
 
 PAGE_BYTES = 16 * 1024 * 1024
@@ -83,15 +82,16 @@ class Site:
     async def get(self, path: str) -> Page:
         """Read one page. Raises BackendLost, BackendError."""
         head = f"GET {self.pool.origin.prefix}{path} HTTP/1.1\r\n".encode() + self._tail
-        answer: Answer | None = None
+        asked: Asked | None = None
         try:
-            answer = await self.pool.send(head, first_byte_s=PROBE_S)
+            asked = await self.pool.ask(head, first_byte_s=PROBE_S)
+            answer = await asked.answered()
             return Page(answer.status, answer.headers, await whole_body(answer, PAGE_BYTES))
         except HttpError as error:
             raise as_backend_error(error) from error
         finally:
-            if answer is not None:
-                answer.release()
+            if asked is not None:
+                asked.release()
 
     async def models(self) -> list[ModelCard]:
         """What the server lists. Raises BackendLost, BackendError."""
@@ -134,18 +134,6 @@ class Site:
     async def health_path(self) -> str:
         """A page that answers 200 when the server is well."""
         return "/health" if (await self.get("/health")).status == 200 else "/v1/models"
-
-
-async def whole_body(answer: Answer, most_bytes: int) -> bytes:
-    """Read an answer to its end. Raises HttpError, or BackendError above `most_bytes`."""
-    parts: list[bytes] = []
-    size = 0
-    while data := await answer.read():
-        parts.append(data)
-        size += len(data)
-        if size > most_bytes:
-            raise BackendError(f"an answer of more than {most_bytes} bytes")
-    return b"".join(parts)
 
 
 def engine_of(owner: str) -> str:

@@ -8,7 +8,6 @@ import msgspec
 from backends.openai_frames import error_text
 from backends.protocol import BackendBusy, BackendError, Refused
 
-BODY_BYTES = 1024 * 1024
 WAIT_MOST_S = 3600.0
 _BUSY = frozenset({429, 503, 529})
 _CODES = {404: "unknown_model", 413: "too_large", 415: "unsupported_media_type"}

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 
+from backends.http1 import Asked
 from backends.http1_errors import Crowded, HttpError, Nonsense
 from backends.http1_wire import Answer
 from backends.openai_frames import USAGE_TAIL_BYTES, Part, join, look, usage_in_tail
+from backends.openai_refusal import failure_of
 from backends.protocol import BackendBusy, BackendError, BackendLost, Chunk, Usage
 from backends.sse import Framer, payload, split
+
+REFUSAL_BYTES = 1024 * 1024
 
 Learn = Callable[[Usage], None]
 
@@ -24,6 +28,35 @@ def as_backend_error(error: HttpError) -> Exception:
     return BackendLost(str(error))
 
 
+async def accepted(asked: Asked, media: bytes) -> Answer:
+    """The answer to a request once it has a head, if it is a good one. Raises what it means else, or HttpError."""
+    answer = await asked.answered()
+    if answer.status != 200:
+        try:
+            body = await whole_body(answer, REFUSAL_BYTES)
+        except (HttpError, BackendError):
+            body = b""
+        asked.release()
+        raise failure_of(answer.status, answer.headers, body)
+    got = answer.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if got and got != media:
+        asked.release()
+        raise BackendError(f"the engine answered with {got.decode('latin-1')!r}")
+    return answer
+
+
+async def whole_body(answer: Answer, most_bytes: int) -> bytes:
+    """Read an answer to its end. Raises HttpError, or BackendError above `most_bytes`."""
+    parts: list[bytes] = []
+    size = 0
+    while data := await answer.read():
+        parts.append(data)
+        size += len(data)
+        if size > most_bytes:
+            raise BackendError(f"an answer of more than {most_bytes} bytes")
+    return b"".join(parts)
+
+
 class EventStream:
     """A streamed answer. Events pass as they came; only those that open and close a stream are decoded.
 
@@ -33,6 +66,7 @@ class EventStream:
 
     __slots__ = (
         "_answer",
+        "_closed",
         "_error",
         "_framer",
         "_hides_usage",
@@ -53,6 +87,7 @@ class EventStream:
         self._marks = _MARKS_COMPACT
         self._started = False  # an event with output has passed
         self._over = False
+        self._closed = False
         self._usage: Usage | None = None
         self._error: BackendError | None = None
 
@@ -60,29 +95,41 @@ class EventStream:
         return f"<EventStream {'over' if self._over else 'open'}, {self._answer!r}>"
 
     async def next(self) -> Chunk | None:
-        while self._error is None:
-            if self._over:
-                return None
+        while not (self._over or self._closed or self._error):
             try:
                 data = await self._answer.read()
-                events = self._framer.feed(data)
             except HttpError as error:
+                if self._given_up():
+                    return None
                 raise as_backend_error(error) from error
-            except ValueError as error:
-                raise BackendError(str(error)) from error
-            if not data:
-                return self._end()
-            if not events:
-                continue
-            if self._started and not self._typed and self._plain(events):
-                return Chunk(events, events.count(b"\n\n"))
-            chunk = self._look(events)
-            if chunk.data or chunk.last:
+            chunk = self._take(data)
+            if chunk is not None:
                 return chunk
-        raise self._error
+        if self._error is not None and not self._closed:
+            raise self._error
+        return None
 
     async def aclose(self) -> None:
+        self._closed = True
         self._answer.release(linger=self._over)
+
+    def _given_up(self) -> bool:
+        return self._closed
+
+    def _take(self, data: bytes) -> Chunk | None:
+        """What has become whole with these bytes, None if nothing has."""
+        if not data:
+            return self._end()
+        try:
+            events = self._framer.feed(data)
+        except ValueError as error:
+            raise BackendError(str(error)) from error
+        if not events:
+            return None
+        if self._started and not self._typed and self._plain(events):
+            return Chunk(events, events.count(b"\n\n"))
+        chunk = self._look(events)
+        return chunk if chunk.data or chunk.last else None
 
     def _plain(self, events: bytes) -> bool:
         if events.startswith(b":") or b"\r" in events:
@@ -124,7 +171,7 @@ class EventStream:
             self._learn(self._usage)
         return Chunk(data, tokens, self._usage, last=True)
 
-    def _end(self) -> Chunk | None:
+    def _end(self) -> Chunk:
         """The body has ended, and no event said so."""
         rest = self._framer.rest().strip()
         chunk = self._look(rest + b"\n\n") if rest else Chunk(b"")
@@ -139,40 +186,52 @@ class EventStream:
 
 
 class WholeAnswer:
-    """An answer that is one JSON body, passed on in the pieces it arrives in."""
+    """An answer that is one JSON body, passed on in the pieces it arrives in. Its status comes at the first `next`."""
 
-    __slots__ = ("_answer", "_learn", "_over", "_tail")
+    __slots__ = ("_answer", "_asked", "_closed", "_learn", "_over", "_tail")
 
-    def __init__(self, answer: Answer, learn: Learn) -> None:
-        self._answer = answer
+    def __init__(self, asked: Asked, learn: Learn) -> None:
+        self._asked = asked
+        self._answer: Answer | None = None
         self._learn = learn
         self._over = False
+        self._closed = False
         self._tail = b""
 
     def __repr__(self) -> str:
-        return f"<WholeAnswer {'over' if self._over else 'open'}, {self._answer!r}>"
+        return f"<WholeAnswer {'over' if self._over else 'open'}, {self._asked!r}>"
 
     async def next(self) -> Chunk | None:
-        if self._over:
+        if self._over or self._closed:
             return None
         try:
-            data = await self._answer.read()
+            answer = self._answer
+            if answer is None:
+                answer = self._answer = await accepted(self._asked, b"application/json")
+            data = await answer.read()
         except HttpError as error:
+            if self._given_up():
+                return None
             raise as_backend_error(error) from error
         self._tail = data if len(data) >= USAGE_TAIL_BYTES else (self._tail + data)[-USAGE_TAIL_BYTES:]
-        if not self._answer.done:
-            return Chunk(data)
+        return self._end(data, answer) if answer.done else Chunk(data)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._asked.release()
+
+    def _given_up(self) -> bool:
+        return self._closed
+
+    def _end(self, data: bytes, answer: Answer) -> Chunk:
         if not self._tail.rstrip().endswith((b"}", b"]")):
-            if self._answer.until_close:
+            if answer.until_close:
                 raise BackendLost("the connection was closed in the middle of the answer")
             raise BackendError("the answer is not JSON")
         self._over = True
+        self._asked.release()
         usage = usage_in_tail(self._tail)
-        self._answer.release()
         if usage is None:
             return Chunk(data, last=True)
         self._learn(usage)
         return Chunk(data, usage.completion_tokens, usage, last=True)
-
-    async def aclose(self) -> None:
-        self._answer.release()

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+_TRACE = 0.01  # what fades never quite reaches zero
+
 
 class RetryRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Retries may be `share` of the requests of about the last `memory_s`, and `burst` in any case."""
@@ -39,7 +41,7 @@ class RetryBudget:
         if attempts >= min(candidates, self.rule.most_attempts):
             return False
         self._fade(at)
-        if self._retries + 1.0 > self._room():
+        if self._retries + 1.0 > self._room() + _TRACE:
             return False
         self._retries += 1.0
         return True

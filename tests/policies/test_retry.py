@@ -1,0 +1,78 @@
+"""Failover is bounded: by attempts, by backends, and as a share of the requests."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.retry import RetryBudget, RetryRule
+
+
+def taken(budget: RetryBudget, at: float, tries: int) -> int:
+    return sum(budget.allows(at, attempts=1, candidates=9) for _ in range(tries))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "candidates", "allowed"),
+    [(1, 1, False), (1, 2, True), (2, 2, False), (2, 3, True), (3, 9, False), (2, 9, True)],
+)
+def test_attempts_are_bounded_by_backends_and_three(attempts: int, candidates: int, allowed: bool) -> None:
+    assert RetryBudget().allows(0.0, attempts, candidates) is allowed
+
+
+def test_a_few_are_allowed_without_any_traffic() -> None:
+    assert taken(RetryBudget(), 0.0, 10) == 3
+
+
+def test_a_tenth_of_the_requests_may_be_tried_again() -> None:
+    budget = RetryBudget()
+    for _ in range(500):
+        budget.request(0.0)
+    assert taken(budget, 0.0, 1000) == 50
+
+
+def test_a_refusal_takes_nothing() -> None:
+    budget = RetryBudget()
+    assert not any(budget.allows(0.0, attempts=3, candidates=9) for _ in range(100))
+    assert taken(budget, 0.0, 10) == 3
+
+
+def test_it_fills_again_with_time_and_forgets_old_traffic() -> None:
+    budget = RetryBudget()
+    for _ in range(500):
+        budget.request(0.0)
+    assert taken(budget, 0.0, 1000) == 50
+    assert taken(budget, 60.0, 1000) == 2  # of the burst; a trace of the fifty is left
+    assert taken(budget, 200.0, 1000) == 3
+
+
+def test_the_clock_of_another_event_may_be_a_little_behind() -> None:
+    budget = RetryBudget()
+    budget.request(10.0)
+    assert budget.allows(9.9, attempts=1, candidates=2)
+
+
+def test_nothing_is_allowed_by_a_rule_of_nothing() -> None:
+    budget = RetryBudget(RetryRule(share=0.0, burst=0))
+    for _ in range(100):
+        budget.request(0.0)
+    assert taken(budget, 0.0, 10) == 0
+
+
+def test_the_status_line() -> None:
+    budget = RetryBudget()
+    budget.allows(0.0, 1, 2)
+    assert repr(budget) == "<RetryBudget 1.0 of 3.0 used>"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 0.5)), max_size=200))
+def test_retries_never_exceed_the_share_and_the_burst(events: list[tuple[bool, float]]) -> None:
+    budget, at, requests, retries = RetryBudget(), 0.0, 0, 0
+    for is_request, passed in events:
+        at += passed
+        if is_request:
+            budget.request(at)
+            requests += 1
+        else:
+            retries += budget.allows(at, attempts=1, candidates=2)
+    refills = 1 + at / budget.rule.memory_s
+    assert retries <= (budget.rule.burst + budget.rule.share * requests) * refills
