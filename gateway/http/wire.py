@@ -93,9 +93,15 @@ _NOTHING = frozenset({b"null", b"false", b"[]", b"{}"})
 
 
 def features(body: bytes) -> dict[Feature, str]:
-    """The features that a body asks for, each with the field that asks. The body has been peeked before."""
+    """The features that a body asks for, each with the field that asks. The body has been peeked before.
+
+    Raises Malformed: names that are not looked at in `peek` are read here.
+    """
     found: dict[Feature, str] = {}
-    fields = _decode_fields(body)
+    try:
+        fields = _decode_fields(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(Reason.INVALID_REQUEST, f"the body is not valid JSON: {error}") from None
     for name, raw in fields.items():
         feature = FIELDS.get(name)
         if feature is None or (value := bytes(raw)) in _NOTHING:
@@ -121,7 +127,7 @@ def features(body: bytes) -> dict[Feature, str]:
 def _type_of(raw: bytes) -> Any:
     try:
         value = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return value.get("type") if isinstance(value, dict) else None
 
