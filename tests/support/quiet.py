@@ -1,0 +1,89 @@
+"""What a gateway holds for requests, here and in the store: nothing, once they have ended."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from redis.asyncio.connection import AbstractConnection
+
+from gateway.queue.keys import Keys
+from gateway.queue.link import ask, open_connection
+from tests.support.site import Site
+
+LEDGERS = slice(6, 9)
+"""Running, prefill tokens and KV tokens in a backend's record, as `lua/state.lua` numbers them (from 1 there)."""
+
+WAITING = 3
+"""The number of waiting tickets in a pool's record."""
+
+STEP_S = 0.002
+
+
+async def stored(site: Site) -> dict[str, list[int]]:
+    """The ledgers of each backend (`pool/slot`) and, as `pool` and `tickets`, what waits and what is known, in the store."""
+    queue, out = site.trunk.queue, {}
+    settings = site.trunk.config.store
+    keys = Keys(settings.namespace)
+    connection = await open_connection(queue.turns._target)
+    try:
+        for pool in site.trunk.pools:
+            fields: list[bytes] = await _bytes(connection, "HGETALL", keys.pool(pool))
+            for name, value in zip(fields[::2], fields[1::2], strict=True):
+                record = msgspec.msgpack.decode(value)
+                if name == b"pool":
+                    out[pool] = [record[WAITING]]
+                elif name != b"names":
+                    out[f"{pool}/{name.decode()}"] = record[LEDGERS]
+        out["tickets"] = [await ask(connection, "HLEN", keys.tickets(queue.session.name))]
+    finally:
+        await connection.disconnect()
+    return out
+
+
+async def _bytes(connection: AbstractConnection, *words: str) -> Any:
+    await connection.send_command(*words, check_health=False)
+    return await connection.read_response(disable_decoding=True)
+
+
+def held(site: Site) -> list[str]:
+    """What this process holds for requests, in words."""
+    trunk = site.trunk
+    found = [repr(one) for one in trunk.ticker.members()]
+    found += [repr(place) for place in (*trunk.queue.book.waiting.values(), *trunk.queue.book.held.values())]
+    found += [repr(member) for member in trunk.members() if member.running]
+    if len(trunk.reaper) or trunk.reaper.failed:
+        found.append(repr(trunk.reaper))
+    return found
+
+
+async def engines(site: Site) -> int:
+    """How many generations run or wait in the engines, as they say themselves."""
+    total = 0
+    for member in site.trunk.members():
+        if member.backend is not None:
+            gauge = await member.backend.gauge()
+            total += (gauge.running or 0) + (gauge.waiting or 0)
+    return total
+
+
+async def quiet(site: Site, within_s: float = 5.0) -> None:
+    """Wait until nothing is held anywhere; fails with what still is.
+
+    The limit is of time in which this process could run: what a busy machine takes away does not count.
+    """
+    left = within_s
+    loop = asyncio.get_running_loop()
+    while found := held(site) or (["generations in engines"] if await engines(site) else []):
+        assert left > 0, f"still held: {found}"
+        before = loop.time()
+        await asyncio.sleep(STEP_S)
+        left -= min(loop.time() - before, 3 * STEP_S)
+
+
+async def zero(site: Site, within_s: float = 5.0) -> None:
+    """Wait until nothing is held anywhere, the store's ledgers included."""
+    await quiet(site, within_s)
+    async with asyncio.timeout(within_s):
+        while any(any(values) for values in (found := await stored(site)).values()):
+            await asyncio.sleep(0.01)
+    assert len(found) > 1
