@@ -43,6 +43,7 @@ class PoolShare(Struct, frozen=True):
 STORE_LOST = Refusal(Reason.STORE_LOST, "the shared queue cannot be reached", retry_after_s=1.0)
 DRAINING = Refusal(Reason.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
 EXPIRED = Refusal(Reason.EXPIRED, "the deadline for the first token passed while the request waited")
+NO_POOL = Refusal(Reason.NO_BACKEND, "no backend serves this model here", retry_after_s=1.0)
 MESSAGES = {
     Reason.QUEUE_FULL: "the queue for this model is full",
     Reason.NO_BACKEND: "no backend for this model can take the request now",
@@ -106,8 +107,9 @@ class Book:
     def submit(self, ticket: Ticket, now_s: float) -> Place:
         self._number += 1
         place = Place(self, self._number, ticket, now_s)
-        if self.refusing is not None:
-            place.close(Phase.REFUSED, self.refusing)
+        why = self.refusing or (None if ticket.pool in self.pools else NO_POOL)
+        if why is not None:
+            place.close(Phase.REFUSED, why)
             return place
         place.standing = wire.RETRY if ticket.retry else wire.NEW
         self.waiting[place.number] = place
@@ -244,7 +246,7 @@ class Book:
         ticket = place.ticket
         names: list[str] | bool = False
         if ticket.backends:
-            shares = self.pools[ticket.pool].backends if ticket.pool in self.pools else ()
+            shares = self.pools[ticket.pool].backends
             names = [shares[i].name for i in ticket.backends if 0 <= i < len(shares)] or ["-"]
         age_ms = int((now_s - place.since_s) * 1000) if place.standing == wire.AGAIN else 0
         return [

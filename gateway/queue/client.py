@@ -98,7 +98,7 @@ class Queue:
 
         Raises StoreAway or StoreUnfit, which name the field.
         """
-        password = secret("store.password", settings.password_env, settings.password_file)
+        password = await asyncio.to_thread(secret, "store.password", settings.password_env, settings.password_file)
         embedded = await Embedded.start() if settings.url == "embedded" else None
         url = embedded.url if embedded else settings.url
         target = Target(url, settings.namespace, password)

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+from typing import BinaryIO
 
 from gateway import clock
 from gateway.queue.link import OLDEST, StoreUnfit
@@ -50,12 +51,14 @@ def _packaged() -> str | None:
     return str(binary) if binary.exists() else None
 
 
+def _candidates() -> list[str]:
+    return [path for path in (shutil.which("valkey-server"), shutil.which("redis-server"), _packaged()) if path]
+
+
 async def find_server() -> str:
     """A usable server: on PATH, else the packaged one. Raises StoreUnfit and says what was seen."""
     seen = []
-    for binary in (shutil.which("valkey-server"), shutil.which("redis-server"), _packaged()):
-        if binary is None:
-            continue
+    for binary in await asyncio.to_thread(_candidates):
         version = await _version(binary)
         if version and version[1] >= OLDEST.get(version[0], (7, 0)):
             return binary
@@ -87,6 +90,7 @@ class Embedded:
         self.socket = self.home / "store.sock"
         self.url = f"unix://{self.socket}"
         self.raised = False
+        self._log = self.home / "log"
         self._owner = (self.home / "taken").open("wb")
         fcntl.flock(self._owner, fcntl.LOCK_EX)
         (self.home / "taken").rename(self.home / "owner")  # only now may others look at it
@@ -104,8 +108,8 @@ class Embedded:
     @classmethod
     async def start(cls) -> "Embedded":
         """Raises StoreUnfit with the server's own words when it does not start."""
-        clean_up_after_others()
-        embedded = cls(await find_server())
+        await asyncio.to_thread(clean_up_after_others)
+        embedded = await asyncio.to_thread(cls, await find_server())
         try:
             await embedded._launch()
         except BaseException:
@@ -133,13 +137,22 @@ class Embedded:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
         self._owner.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    async def _launch(self) -> None:
+    def _open_log(self) -> BinaryIO:
         self.socket.unlink(missing_ok=True)
+        return self._log.open("wb")
+
+    def _read_log(self) -> str:
+        return self._log.read_text(errors="replace").strip()[-500:]
+
+    async def _launch(self) -> None:
         launcher = pathlib.Path(__file__).with_name("launch.py")
-        with (self.home / "log").open("wb") as output:
+        with await asyncio.to_thread(self._open_log) as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(launcher), str(os.getpid()), str(NICE), self.binary, *self._settings(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
@@ -173,5 +186,5 @@ class Embedded:
             writer.close()
             await writer.wait_closed()
             return
-        words = (self.home / "log").read_text(errors="replace").strip()[-500:]
+        words = await asyncio.to_thread(self._read_log)
         raise StoreUnfit(f"store.url: the embedded store {self.binary} did not start: {words or 'no word from it'}")

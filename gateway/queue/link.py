@@ -87,18 +87,23 @@ def secret(field: str, env: str, file: str) -> str:
     return ""
 
 
+def _fault(error: BaseException) -> StoreUnfit | StoreAway:
+    """What a failure to connect means. redis-py wraps a wrong password in a connection error."""
+    for cause in (error, error.__cause__):
+        if isinstance(cause, redis.exceptions.AuthenticationError):
+            return StoreUnfit(f"store.password_env, store.password_file or store.url: {cause}")
+    return StoreAway(f"store.url: {str(error) or 'no answer'}")
+
+
 async def open_connection(target: Target) -> AbstractConnection:
     """Connected and authenticated. Raises StoreAway or StoreUnfit."""
     connection = target.connection()
     try:
         async with asyncio.timeout(CONNECT_S):
             await connection.connect()  # type: ignore[no-untyped-call]
-    except redis.exceptions.AuthenticationError as error:
-        await connection.disconnect(nowait=True)
-        raise StoreUnfit(f"store.password_env, store.password_file or store.url: {error}") from None
     except GONE as error:
         await connection.disconnect(nowait=True)
-        raise StoreAway(f"store.url: {error or 'no answer'}") from None
+        raise _fault(error) from None
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
@@ -160,7 +165,7 @@ class Link:
                 await link.load()
         except GONE as error:
             await connection.disconnect(nowait=True)
-            raise StoreAway(f"store.url: {error or 'no answer'}") from None
+            raise _fault(error) from None
         except redis.exceptions.ResponseError as error:
             await connection.disconnect(nowait=True)
             raise StoreUnfit(f"store.url: the server refuses what the queue needs: {error}") from None
@@ -176,14 +181,14 @@ class Link:
     async def load(self) -> None:
         """Give the server the library; as a script where it has no functions. Raises redis's ResponseError."""
         try:
-            await ask(self._connection, "FUNCTION", "LOAD", "REPLACE", scripts.library())
+            await ask(self._connection, "FUNCTION", "LOAD", "REPLACE", await asyncio.to_thread(scripts.library))
         except redis.exceptions.ResponseError as error:
             if "unknown" not in str(error).lower() and not isinstance(error, redis.exceptions.NoPermissionError):
                 raise
             await self.load_script()
 
     async def load_script(self) -> None:
-        sha = await ask(self._connection, "SCRIPT", "LOAD", scripts.script())
+        sha = await ask(self._connection, "SCRIPT", "LOAD", await asyncio.to_thread(scripts.script))
         self._verb = (b"EVALSHA", sha)
 
     async def turn(self, name: bytes, number: bytes, cursor: bytes, batch: bytes) -> bytes:

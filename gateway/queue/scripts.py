@@ -64,6 +64,7 @@ def body() -> str:
     return "\n".join(sources.values())
 
 
+@functools.cache
 def library() -> str:
     """For FUNCTION LOAD. `allow-oom`: at the memory limit leases must still end; the queue is bounded by count."""
     return (
@@ -72,6 +73,7 @@ def library() -> str:
     )
 
 
+@functools.cache
 def script() -> str:
     """The same for SCRIPT LOAD, where a managed store has no functions."""
     return f"#!lua flags=allow-oom\n{body()}\nreturn turn(KEYS, ARGV)\n"

@@ -1,0 +1,117 @@
+"""Stores that must not be used, and how a store is told: each error names its field."""
+
+import msgspec
+import pytest
+
+from gateway.queue import client
+from gateway.queue.client import Queue, Store, StoreAway, StoreUnfit
+from gateway.queue.keys import SCHEMA
+from gateway.queue.link import Link, Target, check_server
+from gateway.supervisor import Supervisor
+from tests.queue.conftest import Join, pool, ticket
+from tests.support.store import StoreServer
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"on_loss": "local"}, "store.on_loss"),
+        ({"namespace": "a{b}"}, "store.namespace"),
+        ({"url": "localhost"}, "store.url"),
+        ({"password_env": "A", "password_file": "b"}, "store.password_env"),
+        ({"max_queued": -1}, "max_queued"),
+        ({"max_queue": 1}, "max_queue"),
+    ],
+)
+def test_a_bad_section_names_its_field(section: dict[str, object], words: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=words):
+        msgspec.convert(section, Store)
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://h/mymaster", "redis+cluster://h", "http://h", "unix:///x?no_such=1"])
+async def test_a_url_that_cannot_be_used(url: str, supervisor: Supervisor) -> None:
+    with pytest.raises(StoreUnfit, match=r"store\.url: "):
+        await Queue.connect(Store(url=url), supervisor)
+
+
+async def test_a_store_that_is_not_there(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CONNECT_S", 0.2)
+    with pytest.raises(StoreAway, match=r"store\.url: .*nowhere"):
+        await Queue.connect(Store(url="unix:///nowhere"), supervisor)
+
+
+async def test_secrets_come_by_name(
+    own_server: StoreServer, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    from pathlib import Path
+
+    own_server("CONFIG", "SET", "requirepass", "s3cret")
+    with pytest.raises(StoreUnfit, match=r"password_env.*NOAUTH|password_env.*[Aa]uthentication"):
+        await Queue.connect(Store(url=own_server.url), supervisor)
+    with pytest.raises(StoreUnfit, match=r"store.password_env: the environment has no NOT_THERE"):
+        await Queue.connect(Store(url=own_server.url, password_env="NOT_THERE"), supervisor)
+    with pytest.raises(StoreUnfit, match=r"password_file"):
+        await Queue.connect(Store(url=own_server.url, password_file=str(tmp_path) + "/none"), supervisor)
+    monkeypatch.setenv("STORE_PASSWORD", "wrong")
+    with pytest.raises(StoreUnfit, match=r"password_env"):
+        await Queue.connect(Store(url=own_server.url, password_env="STORE_PASSWORD"), supervisor)
+    path = Path(str(tmp_path)) / "secret"
+    path.write_text("s3cret\n")
+    queue = await Queue.connect(Store(url=own_server.url, password_file=str(path)), supervisor)
+    await queue.aclose()
+
+
+async def test_an_evicting_store_is_refused(own_server: StoreServer, supervisor: Supervisor) -> None:
+    own_server("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(StoreUnfit, match="maxmemory-policy is allkeys-lru"):
+        await Queue.connect(Store(url=own_server.url), supervisor)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"redis_version": "6.2.14"},
+        {"redis_version": "7.2.4", "valkey_version": "7.1.0"},
+    ],
+)
+def test_an_old_server_is_refused(facts: dict[str, str]) -> None:
+    with pytest.raises(StoreUnfit, match=r"is too old: redis 7\.0 or valkey 7\.2"):
+        check_server(facts)
+
+
+def test_a_replica_is_only_away() -> None:
+    with pytest.raises(StoreAway, match="replica"):
+        check_server({"redis_version": "7.4.0", "role": "slave"})
+
+
+async def test_another_schema_keeps_its_namespace(server: StoreServer, supervisor: Supervisor) -> None:
+    server("HSET", "{signalbox}:meta", "schema", SCHEMA + 1)
+    with pytest.raises(StoreUnfit, match=rf"store\.namespace: gateways of schema {SCHEMA + 1} keep it"):
+        await Queue.connect(Store(url=server.url), supervisor)
+    queue = await Queue.connect(Store(url=server.url, namespace="other"), supervisor)
+    await queue.aclose()
+
+
+async def test_a_server_without_functions_gets_the_script(own_server: StoreServer, join: Join) -> None:
+    own_server("ACL", "SETUSER", "default", "-function", "-fcall")
+    link = await Link.connect(Target(own_server.url, "signalbox"), "{signalbox}:")
+    assert not link.functions
+    await link.aclose()
+    queue = await join(own_server)
+    queue.declare(pool(1))
+    first, second = queue.submit(ticket()), queue.submit(ticket())
+    assert await first.granted() == 0
+    own_server("SCRIPT", "FLUSH")
+    first.end()
+    assert await second.granted() == 0
+
+
+async def test_a_library_that_was_dropped_is_loaded_again(server: StoreServer, join: Join) -> None:
+    queue = await join(server)
+    queue.declare(pool(1))
+    first, second = queue.submit(ticket()), queue.submit(ticket())
+    assert await first.granted() == 0
+    server("FUNCTION", "FLUSH")
+    first.end()
+    assert await second.granted() == 0
+    assert queue.session.rejoins == 0
