@@ -4,6 +4,7 @@ from typing import Any
 
 from litestar import Request, Response, get
 from litestar.handlers import BaseRouteHandler
+from litestar.params import FromPath
 from msgspec import Struct
 
 from backends.protocol import Kind
@@ -55,7 +56,7 @@ def ops_routes(trunk: Trunk) -> list[BaseRouteHandler]:
         return Response(ModelList([card(name, pool, created) for name, pool in trunk.may_see(tenant)]))
 
     @get("/v1/models/{model:path}", sync_to_thread=False, summary="One model")
-    def model(request: Request[Any, Any, Any], model: str) -> Response[Any]:
+    def model(request: Request[Any, Any, Any], model: FromPath[str]) -> Response[Any]:
         tenant = tenant_of(trunk, request)
         if tenant is None:
             return _unknown_key()
