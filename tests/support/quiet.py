@@ -7,7 +7,7 @@ import msgspec
 from redis.asyncio.connection import AbstractConnection
 
 from gateway.queue.keys import Keys
-from gateway.queue.link import ask, open_connection
+from gateway.queue.link import Target, ask, open_connection
 from tests.support.site import Site
 
 LEDGERS = slice(6, 9)
@@ -20,11 +20,11 @@ STEP_S = 0.002
 
 
 async def stored(site: Site) -> dict[str, list[int]]:
-    """The ledgers of each backend (`pool/slot`) and, as `pool` and `tickets`, what waits and what is known, in the store."""
-    queue, out = site.trunk.queue, {}
-    settings = site.trunk.config.store
+    """What the store has: ledgers by `pool/slot`, what waits by `pool`, and this process's `tickets`."""
+    queue, settings, out = site.trunk.queue, site.trunk.config.store, {}
     keys = Keys(settings.namespace)
-    connection = await open_connection(queue.turns._target)
+    url = queue._embedded.url if queue._embedded else settings.url
+    connection = await open_connection(Target(url, settings.namespace))
     try:
         for pool in site.trunk.pools:
             fields: list[bytes] = await _bytes(connection, "HGETALL", keys.pool(pool))
@@ -84,6 +84,8 @@ async def zero(site: Site, within_s: float = 5.0) -> None:
     """Wait until nothing is held anywhere, the store's ledgers included."""
     await quiet(site, within_s)
     async with asyncio.timeout(within_s):
-        while any(any(values) for values in (found := await stored(site)).values()):
+        found = await stored(site)
+        while any(any(values) for values in found.values()):
             await asyncio.sleep(0.01)
+            found = await stored(site)
     assert len(found) > 1
