@@ -31,7 +31,7 @@ test-engines:
 	.venv-engines/bin/python -m pytest -m engines $(ARGS)
 
 serve-vllm:
-	PYTHON=$(PYTHON) scripts/serve_vllm.sh $(MODEL)
+	PYTHON=$(PYTHON) scripts/serve_vllm.sh $(MODEL) $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check --quiet .

@@ -1,5 +1,9 @@
 """What `signalbox serve` prints when it is ready: the address, the pools, what to try, how to attach an engine."""
 
+import os
+import shutil
+import sys
+
 import msgspec
 
 from gateway.config import Config, PoolConfig, ServerConfig
@@ -10,13 +14,14 @@ EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bou
 
 def greeting(config: Config, tenants: Tenants, port: int) -> str:
     """Lines for people. `port` is the one that was really bound."""
+    command = "signalbox" if shutil.which("signalbox") else os.path.relpath(sys.argv[0])
     url = address(config.server, port)
     lines = [f"Signalbox serves {url}", "", *map(_pool, config.pools), "", "Try it:", ""]
     lines += [f"  {line}" for line in _curl(url, config, tenants)]
     lines += [
         "",
         f"Models: {url}/v1/models   API: {url}/docs   Ready: {url}/readyz",
-        "Attach an engine: signalbox serve --upstream http://HOST:PORT for any OpenAI-compatible server,",
+        f"Attach an engine: {command} serve --upstream http://HOST:PORT for any OpenAI-compatible server,",
         "or a [[pool]] in config.toml for several pools, tenants and classes (docs/configuration.md).",
     ]
     return "\n".join(lines)

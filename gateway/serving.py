@@ -44,7 +44,8 @@ def listen(server: ServerConfig) -> socket.socket:
         family, _, _, _, address = found[0]
         return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=BACKLOG)
     except OSError as error:
-        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        code = error.errno or 0  # negative when the name was not found; positive ones have a text without details
+        why = os.strerror(code) if code > 0 else error.strerror
         raise ListenError(f"can't listen on {server.host}:{server.port}: {why}") from None
 
 
