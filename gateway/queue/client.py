@@ -113,6 +113,11 @@ class Queue:
         return queue
 
     @property
+    def functions(self) -> bool:
+        """Whether the store runs the library as a function (else as a script, which costs it more)."""
+        return self.turns.link is not None and self.turns.link.functions
+
+    @property
     def lost(self) -> bool:
         return self.turns.lost
 

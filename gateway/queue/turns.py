@@ -28,7 +28,7 @@ class Turns:
         self.count = 0
         self.link: Link | None = None
         self._session = session
-        self._target = target
+        self.target = target
         self._prefix = prefix
         self._go = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
@@ -65,7 +65,7 @@ class Turns:
         """Until the session has said bye. Raises SchemaMismatch."""
         while not self._done():
             try:
-                self.link = await Link.connect(self._target, self._prefix)
+                self.link = await Link.connect(self.target, self._prefix)
             except (StoreAway, StoreUnfit) as error:
                 await self._back_off(error)
                 continue
