@@ -82,7 +82,7 @@ class SimulatedStream:
         else:
             data = b""
         self._reported, self._over = produced, all_done
-        return Chunk(data, tokens, self._usage() if all_done else None)
+        return Chunk(data, tokens, self._usage() if all_done else None, last=all_done)
 
     def _events(self, all_done: bool) -> bytes:
         frames = self._frames
@@ -134,7 +134,7 @@ class ReadyStream:
 
     async def next(self) -> Chunk | None:
         body, self._body = self._body, None
-        return None if body is None else Chunk(body, 0, Usage())
+        return None if body is None else Chunk(body, 0, Usage(), last=True)
 
     async def aclose(self) -> None:
         self._body = None

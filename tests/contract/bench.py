@@ -122,8 +122,10 @@ def events(data: bytes) -> list[Any]:
 
 
 async def to_end(stream: Stream) -> list[Chunk]:
-    chunks = []
+    """All chunks from here on; fails when one follows a chunk that said it was the last."""
+    chunks: list[Chunk] = []
     while (chunk := await stream.next()) is not None:
+        assert not (chunks and chunks[-1].last), f"after the last chunk came {chunk!r}"
         chunks.append(chunk)
     return chunks
 

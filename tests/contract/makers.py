@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from backends.openai import OpenAI
 from backends.simulated import Simulated
 from tests.contract.bench import Bench
 from tests.contract.suite import MakeBench
 from tests.support import virtual
+from tests.support.upstream import Upstream
 
 
 class Maker(NamedTuple):
@@ -41,4 +43,27 @@ async def simulated() -> AsyncIterator[Bench]:
     await backend.aclose()
 
 
-MAKERS = [Maker("simulated", simulated, virtual.run), Maker("simulated in real time", simulated, asyncio.run)]
+@asynccontextmanager
+async def remote() -> AsyncIterator[Bench]:
+    """A server over HTTP. Its text is the same for every prompt, and it checks nothing."""
+    async with Upstream("mock", ttft_s=0.01, itl_s=0.002) as upstream:
+        backend = await OpenAI(name="remote", url=upstream.url).connect("mock")
+
+        async def busy() -> int:
+            return upstream.running
+
+        yield Bench(
+            backend=backend,
+            model="mock",
+            busy=busy,
+            kill=upstream.aclose,
+            can=frozenset({"kill", "choices", "repeats", "busy-gauge"}),
+        )
+        await backend.aclose()
+
+
+MAKERS = [
+    Maker("simulated", simulated, virtual.run),
+    Maker("simulated in real time", simulated, asyncio.run),
+    Maker("openai", remote, asyncio.run),
+]
