@@ -179,22 +179,20 @@ class Book:
         return events
 
     def declare_again(self, former: str) -> None:
-        """Forget what was told; say hello and everything that is true now, tickets in the order of their numbers."""
+        """Forget what was told; say hello and everything that is true now, first what is taken, then what waits."""
         self._pending.clear()
         self.known = 0
         self._pending.append((wire.HELLO, former))
         self._pending.extend((wire.POOL, name) for name in self.pools)
-        for number in sorted([*self.waiting, *self.held]):
-            place = self.held.get(number)
-            if place is not None:
-                place.reported = True
-                self._pending.append((wire.HELD, place))
-            else:
-                place = self.waiting[number]
-                if place.sent and place.standing == wire.NEW:
-                    place.standing = wire.AGAIN
-                self._pending.append((wire.SUBMIT, place))
+        for place in self.held.values():
+            place.reported = True
             place.sent = False
+            self._pending.append((wire.HELD, place))
+        for place in self.waiting.values():
+            if place.sent and place.standing == wire.NEW:
+                place.standing = wire.AGAIN
+            place.sent = False
+            self._pending.append((wire.SUBMIT, place))
         if self.leaving:
             self._pending.append((wire.BYE, None))
         self.wake(True)

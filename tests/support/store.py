@@ -46,7 +46,7 @@ class StoreServer:
 
     def __call__(self, *words: Any) -> Any:
         if self._client is None:
-            self._client = redis.Redis(unix_socket_path=str(self.socket), single_connection_client=True)
+            self._client = redis.Redis(unix_socket_path=str(self.socket), single_connection_client=True, protocol=2)
         return self._client.execute_command(*words)
 
     def start(self) -> None:
@@ -86,6 +86,11 @@ class StoreServer:
     def thaw(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
+
+    def scores(self, key: bytes) -> list[tuple[bytes, float]]:
+        """A sorted set, in order."""
+        assert self._client is not None
+        return list(self._client.zrange(key, 0, -1, withscores=True))
 
     def keys(self) -> list[str]:
         return sorted(key.decode() for key in self("KEYS", "*"))

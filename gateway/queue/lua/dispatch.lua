@@ -1,5 +1,5 @@
 -- dispatch v1: gives leases to those who wait while there is room
--- (at most GRANTS steps a turn; a ticket that fits nowhere may be passed by others, at most LOOKS are looked at; when none
+-- (at most GRANTS steps a turn; a ticket that fits nowhere may be passed by others, LOOKS at most are tried for that; when none
 --  fits the pool is `blocked` until a ledger shrinks or a ticket arrives)
 local GRANTS, LOOKS, SIDE = 64, 16, 3
 
@@ -33,19 +33,42 @@ local function try(P, rank, tenant, who)
   return true
 end
 
+-- the first tickets of the first tenants of a class, in order
+local function front(P, rank, tenants)
+  local list = {}
+  for _, tenant in ipairs(tenants) do
+    local line = call('ZRANGE', line_key(P, rank, tenant), 0, SIDE, 'WITHSCORES')
+    for i = 1, #line, 2 do list[#list + 1] = {tonumber(line[i + 1]), tenant, line[i]} end
+  end
+  sort(list, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[3] < b[3]) end)
+  return list
+end
+
+-- one class -> true when something changed, and how many tickets may still be looked at
+local function step_class(P, rank, looks)
+  local tenants = call('ZRANGE', tenants_key(P, rank), 0, SIDE)
+  local first = tenants[1] and call('ZRANGE', line_key(P, rank, tenants[1]), 0, 0)[1]
+  if not first then
+    if tenants[1] then call('ZREM', tenants_key(P, rank), tenants[1]) end
+    return tenants[1] ~= nil, looks
+  end
+  if try(P, rank, tenants[1], first) then return true, looks end
+  for _, entry in ipairs(front(P, rank, tenants)) do
+    if entry[3] ~= first then
+      if looks <= 0 then break end
+      looks = looks - 1
+      if try(P, rank, entry[2], entry[3]) then return true, looks end
+    end
+  end
+  return false, looks
+end
+
 local function step(P)
-  local looks = 0
+  local looks, changed_here = LOOKS, false
   for rank = 0, RANKS - 1 do
     if P.ranks[rank + 1] > 0 then
-      for _, tenant in ipairs(call('ZRANGE', tenants_key(P, rank), 0, SIDE)) do
-        local line = call('ZRANGE', line_key(P, rank, tenant), 0, SIDE)
-        if #line == 0 then call('ZREM', tenants_key(P, rank), tenant) end
-        for _, who in ipairs(line) do
-          if try(P, rank, tenant, who) then return true end
-          looks = looks + 1
-          if looks >= LOOKS then return false end
-        end
-      end
+      changed_here, looks = step_class(P, rank, looks)
+      if changed_here then return true end
     end
   end
   return false

@@ -14,7 +14,7 @@ local NEW, RETRY, AGAIN = 0, 1, 2 -- a submit's standing
 local MOVED = -1e15 -- in place of a beat: older than any
 local MAX_INT = 9007199254740991
 
-local top -- highest ticket number this process has used; numbers only grow
+local top -- highest ticket number of this process
 local leaving, beating
 
 local function is_int(v) return type(v) == 'number' and v >= 0 and v <= MAX_INT and v == floor(v) end
@@ -47,15 +47,16 @@ local SHAPES --@shapes (both filled in from the header above when the library is
 
 local on = {}
 
+-- numbers grow, but for those that are declared again
 local function fresh(number)
-  if number <= top then error('ticket number ' .. number .. ' was used before', 0) end
+  if number <= top and ticket(me, tostring(number)) then error('ticket ' .. number .. ' is there already', 0) end
+  top = max(top, number)
 end
 
 on[SUBMIT] = function(e)
   local number, rank, standing = tostring(e[2]), e[4], e[12]
-  fresh(e[2])
   if rank >= RANKS then error('rank ' .. rank .. ' is out of range', 0) end
-  top = e[2]
+  fresh(e[2])
   local P = pool(e[5])
   local t = {WAITING, e[3], rank, e[5], e[6], e[7], 0, now + e[8], e[11], e[10], e[9], 0, 0, 0}
   if not P or not possible(P, t) then return tell(me, number, REFUSE, 'no_backend', 1000) end
@@ -106,9 +107,8 @@ end
 -- a lease that runs already, told again after a loss. A backend nobody declares any more has no ledger
 on[LEASED] = function(e)
   local number = tostring(e[2])
-  fresh(e[2])
   if e[4] >= RANKS then error('rank ' .. e[4] .. ' is out of range', 0) end
-  top = e[2]
+  fresh(e[2])
   local P = pool(e[5])
   local t = {HELD, e[3], e[4], e[5], e[6], e[7], 0, 0, false, e[8], 0, 0, e[10], e[11]}
   local slot = P and names(P)[e[9]]

@@ -4,7 +4,7 @@
 -- While a Function library loads no global exists but its registration: `begin` binds what is needed at each call.
 local SCHEMA = 1 -- a change of meaning of any key is another number: two schemas never share a namespace
 
-local call, pack, unpack_msg, unpack_list, floor, max, min
+local call, pack, unpack_msg, unpack_list, floor, max, min, sort
 local prefix, me, now -- key prefix; this turn's process; logical milliseconds
 local outcomes, mail -- for this process; for others, by process
 local tickets, changed, dropped -- each by process, then by ticket number as a string
@@ -27,7 +27,7 @@ local NEAR = 4 -- backends read together with their pool
 
 local function begin(key, process)
   call, pack, unpack_msg, unpack_list = redis.call, cmsgpack.pack, cmsgpack.unpack, unpack
-  floor, max, min = math.floor, math.max, math.min
+  floor, max, min, sort = math.floor, math.max, math.min, table.sort
   prefix, me, now, due_ms = key, process, 0, 0
   outcomes, mail, tickets, changed, dropped, pools, living = {}, {}, {}, {}, {}, {}, {}
   living[process] = true
