@@ -14,14 +14,13 @@ EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bou
 
 def greeting(config: Config, tenants: Tenants, port: int) -> str:
     """Lines for people. `port` is the one that was really bound."""
-    command = "signalbox" if shutil.which("signalbox") else os.path.relpath(sys.argv[0])
     url = address(config.server, port)
     lines = [f"Signalbox serves {url}", "", *map(_pool, config.pools), "", "Try it:", ""]
     lines += [f"  {line}" for line in _curl(url, config, tenants)]
     lines += [
         "",
         f"Models: {url}/v1/models   API: {url}/docs   Ready: {url}/readyz",
-        f"Attach an engine: {command} serve --upstream http://HOST:PORT for any OpenAI-compatible server,",
+        f"Attach an engine: {_command()} serve --upstream http://HOST:PORT for any OpenAI-compatible server,",
         "or a [[pool]] in config.toml for several pools, tenants and classes (docs/configuration.md).",
     ]
     return "\n".join(lines)
@@ -32,6 +31,14 @@ def address(server: ServerConfig, port: int) -> str:
     host = "localhost" if server.host in EVERYWHERE else server.host
     host = f"[{host}]" if ":" in host else host
     return f"{'https' if server.tls_cert_file else 'http'}://{host}:{port}"
+
+
+def _command() -> str:
+    """How to call us again."""
+    if shutil.which("signalbox"):
+        return "signalbox"
+    called = os.path.relpath(sys.argv[0])
+    return "python -m gateway" if called.endswith("__main__.py") else called
 
 
 def _pool(pool: PoolConfig) -> str:

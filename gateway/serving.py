@@ -75,9 +75,20 @@ async def _serve(app: Litestar, listener: socket.socket, on_ready: Callable[[], 
     starting = asyncio.current_task()
     assert starting is not None
     _on_stop(lambda _: starting.cancel())
-    with contextlib.suppress(asyncio.CancelledError):
+    try:
         async with app.lifespan():
             await _Process(app, on_ready, lifeline).serve([listener])
+    except asyncio.CancelledError:
+        log.info("stopped while starting")
+    except ExceptionGroup as group:
+        raise _innermost(group) from None
+
+
+def _innermost(error: Exception) -> Exception:
+    """Litestar runs its event emitter in a task group, which wraps what a start-up raises."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _on_stop(action: Callable[[signal.Signals], object]) -> None:

@@ -3,8 +3,10 @@
 import json
 import logging
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
@@ -213,6 +215,27 @@ def test_the_sdk_is_served(shipped: Gateway) -> None:
     assert whole.choices[0].message.content == streamed != ""
 
 
+def readme_block(language: str, holding: str, url: str) -> str:
+    """The README's first code block of a language that holds a word, for a gateway at another address."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return next(block for block in blocks if holding in block).replace("http://127.0.0.1:8080", url)
+
+
+def test_the_readmes_python_works(shipped: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(readme_block("python", "OpenAI", shipped.url), names)
+    names["client"].close()
+    assert len(capsys.readouterr().out.split()) > 10
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_readmes_curl_works(shipped: Gateway) -> None:
+    block = readme_block("sh", "curl", shipped.url)
+    done = subprocess.run(["sh", "-ec", block], check=True, capture_output=True, text=True, timeout=25)
+    assert done.stdout.startswith("data: {")
+    assert done.stdout.endswith("data: [DONE]\n\n")
+
+
 def test_a_stranger_is_turned_away(shipped: Gateway) -> None:
     for key in ("", "sk-demo-eve"):
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -268,6 +291,31 @@ def test_a_signal_ends_it_with_everything_it_started(signum: signal.Signals, tmp
         assert "exception" not in one.log
 
 
+def test_a_drain_refuses_new_work_and_lets_streams_finish(tmp_path: Path) -> None:
+    with gateway(tmp_path, *configured(tmp_path / "c.toml", POOL)) as one:
+        body = HELLO | {"model": "m", "max_tokens": 80, "stream": True}
+        stream = one.post("/v1/chat/completions", body)
+        assert stream.readline().startswith(b"data: ")
+        one.process.terminate()
+        until(lambda: one.status("/readyz") == 503, 5)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            one.ask("/v1/chat/completions", HELLO | {"model": "m"})
+        assert caught.value.code == 503
+        assert caught.value.headers["x-signalbox-reason"] == "draining"
+        caught.value.close()
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+        stream.close()
+        assert one.process.wait(10) == 0
+
+
+def test_it_speaks_tls(tmp_path: Path) -> None:
+    certs = ROOT / "tests" / "support" / "certs"
+    toml = f"[server]\nhost = 'localhost'\ntls_cert_file = '{certs}/server.pem'\ntls_key_file = '{certs}/server.pem'\n"
+    with gateway(tmp_path, *configured(tmp_path / "c.toml", toml + POOL), ca_file=certs / "ca.pem") as one:
+        assert one.url.startswith("https://localhost:")
+        assert one.ask("/v1/chat/completions", HELLO | {"model": "m"})["usage"]["completion_tokens"] == 5
+
+
 def test_kill_9_leaves_no_store(tmp_path: Path) -> None:
     with gateway(tmp_path, *configured(tmp_path / "c.toml", POOL)) as one:
         family = one.descendants()
@@ -316,4 +364,5 @@ def test_workers_that_can_not_start_stop_the_parent(tmp_path: Path) -> None:
     one = Gateway(["--workers", "2", *configured(tmp_path / "c.toml", store + POOL)], tmp_path)
     assert one.process.wait(20) == 1
     assert "store.url" in one.log
+    assert "Traceback" not in one.log
     assert "Signalbox serves" not in one.out

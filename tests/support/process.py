@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +24,14 @@ START_S = 20.0
 class Gateway:
     """One `signalbox serve` on a free port. `url` is there once it is ready; `log` is everything it wrote so far."""
 
-    def __init__(self, arguments: list[str], directory: Path, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        directory: Path,
+        environ: dict[str, str] | None = None,
+        ca_file: Path | None = None,
+    ) -> None:
+        self._tls = ssl.create_default_context(cafile=ca_file)
         self._out = directory / "out"
         self._err = directory / "err"
         command = [sys.executable, "-m", "gateway", "serve", "--port", "0", *arguments]
@@ -61,18 +70,22 @@ class Gateway:
     def status(self, path: str) -> int:
         """The status of a GET; 0 where there is no answer."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=5, context=self._tls) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
         except OSError:
             return 0
 
-    def ask(self, path: str, body: dict[str, Any], key: str = "") -> dict[str, Any]:
-        """The JSON answer to a POST. Raises urllib.error.HTTPError."""
+    def post(self, path: str, body: dict[str, Any], key: str = "") -> Any:
+        """The answer to a POST, still to be read. Raises urllib.error.HTTPError."""
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        return urllib.request.urlopen(request, timeout=20, context=self._tls)
+
+    def ask(self, path: str, body: dict[str, Any], key: str = "") -> dict[str, Any]:
+        """The JSON answer to a POST. Raises urllib.error.HTTPError."""
+        with self.post(path, body, key) as answer:
             read: dict[str, Any] = json.load(answer)
             return read
 
@@ -86,10 +99,12 @@ class Gateway:
 
 
 @contextmanager
-def gateway(directory: Path, *arguments: str, environ: dict[str, str] | None = None) -> Iterator[Gateway]:
+def gateway(
+    directory: Path, *arguments: str, environ: dict[str, str] | None = None, ca_file: Path | None = None
+) -> Iterator[Gateway]:
     """A ready gateway; whatever is left of it afterwards is killed."""
     directory.mkdir(exist_ok=True)
-    one = Gateway(list(arguments), directory, environ)
+    one = Gateway(list(arguments), directory, environ, ca_file)
     family: list[psutil.Process] = []
     try:
         one.ready()
