@@ -145,12 +145,10 @@ def _first_stop(key: int, tokens: int, least: int, stops: tuple[str, ...]) -> tu
     """
     writer = simtext.Writer(key)
     text = writer.write(least)
-    longest = max(len(stop) for stop in stops)
     for written in range(least + 1, tokens + 1):
-        start = max(0, len(text) - longest + 1)
         before = len(text)
         text += writer.write(1)
-        found = [at for stop in stops if (at := text.find(stop, max(start, before - len(stop) + 1))) >= 0]
+        found = [at for stop in stops if (at := text.find(stop, max(0, before - len(stop) + 1))) >= 0]
         if found:
             return written, min(found)
     return None

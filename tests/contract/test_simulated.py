@@ -139,9 +139,11 @@ def test_min_tokens_keeps_short_answers_going_and_stop_strings_quiet() -> None:
         short = await answer(engine, ask())
         long = await answer(engine, ask(min_tokens=30))
         assert (short.usage.completion_tokens, long.usage.completion_tokens) == (2, 30)
-        stopped = await answer(engine, ask(min_tokens=30, max_tokens=200, ignore_eos=True, stop=" "))
-        assert stopped.usage.completion_tokens > 30
-        assert stopped.finish_reasons() == ["stop"]
+        for stop in (" ", [" ", "a much longer one that never comes"]):
+            stopped = await answer(engine, ask(min_tokens=30, max_tokens=200, ignore_eos=True, stop=stop))
+            assert stopped.usage.completion_tokens > 30
+            assert simtext.count(stopped.text()) >= 30
+            assert stopped.finish_reasons() == ["stop"]
 
     virtual.run(test())
 
