@@ -1,13 +1,16 @@
 """vLLM in this process: what `kind = "vllm"` in the configuration means. vLLM itself is imported when it connects."""
 
+import asyncio
 import difflib
 import importlib.metadata
 import importlib.util
 import os
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from backends.orphan_guard import ARMED
@@ -31,11 +34,13 @@ OURS = {
 }
 """Flags of `vllm serve` that `args` may not hold, and what says it instead."""
 
-Argument = str | int | float | bool | list[str | int | float]
+Argument = str | int | float | bool | list[str | int | float] | dict[str, Any]
 
 
 class Vllm(Struct, tag="vllm", tag_field="kind", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One vLLM engine inside the gateway. `args` are the flags of `vllm serve`: {"max-model-len" = 8192}.
+    """One vLLM engine inside the gateway.
+
+    `args` are the flags of `vllm serve` (`max-model-len = 8192`); a table is what the flag takes as JSON.
 
     `model` is a folder or a Hugging Face id. An engine that holds requests and gives no sign for `watchdog_s` seconds
     (or 20 of its steps, if that is longer) counts as hung. `allow_version` lets versions run that were never tried.
@@ -54,12 +59,17 @@ class Vllm(Struct, tag="vllm", tag_field="kind", frozen=True, kw_only=True, forb
         Raises ValueError where this installation or this configuration can never work, BackendLost where the engine
         did not come up, OSError where its files could not be read.
         """
+        connect = await asyncio.to_thread(self._ready)
+        return await connect(self, model)
+
+    def _ready(self) -> Callable[["Vllm", str], Awaitable[Backend]]:
+        """What can be said without vLLM is said first: importing it takes seconds and half a gigabyte."""
         check_version(self.allow_version)
         check_model(self.model)
         prepare_environment()
         from backends.vllm_engine import connect  # noqa: PLC0415 - needs vLLM
 
-        return await connect(self, model)
+        return connect
 
 
 def installed_version() -> str:
@@ -129,6 +139,8 @@ def _flag(key: str, value: Argument, options: dict[str, Any]) -> list[str]:
     if flag not in options:
         near = difflib.get_close_matches(flag, options, 1)
         raise ValueError(f"args.{key}: vLLM has no {flag}" + (f"; did you mean {near[0][2:]}?" if near else ""))
+    if isinstance(value, dict):
+        return [flag, msgspec.json.encode(value).decode()]
     switch = options[flag].nargs == 0
     if isinstance(value, bool):
         if not switch:

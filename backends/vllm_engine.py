@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -20,7 +21,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from backends.bundle import Bundle
 from backends.features import Feature
-from backends.protocol import BackendLost, Gauge, Plan, Prompt, Stream
+from backends.protocol import (
+    BackendBusy,
+    BackendError,
+    BackendLost,
+    Gauge,
+    Kind,
+    Plan,
+    Prompt,
+    Refused,
+    Stream,
+)
 from backends.vllm import Vllm, command_line
 from backends.vllm_desk import Desk
 from backends.vllm_faults import DEAD
@@ -64,9 +75,31 @@ async def _serve(config: Vllm, model: str, llm: AsyncLLM, start: "Start") -> "In
     await init_app_state(Seam(llm), state, start.args, await llm.get_supported_tasks())
     traced = llm.vllm_config.observability_config.otlp_traces_endpoint is not None
     desk = Desk(llm, state, [model], traced)
-    engine = InProcess(config, llm, desk, await learn(desk, model), start.reports)
+    bundle = await asyncio.to_thread(_bundle, llm.vllm_config, desk)
+    engine = InProcess(config, bundle, llm, desk, start.reports)
+    engine.stationery = await learn(desk, model)
+    await _warm(engine, model)
     gc.freeze()  # half a million objects that will not go before the engine does
     return engine
+
+
+async def _warm(engine: "InProcess", model: str) -> None:
+    """Its first requests: they compile kernels, look for plugins and load grammars, which no client should wait for."""
+    bodies: list[tuple[Kind, dict[str, Any]]] = [
+        (Kind.COMPLETION, {"prompt": "x", "max_tokens": 2}),
+        (Kind.COMPLETION, {"prompt": "x", "max_tokens": 2, "response_format": {"type": "json_object"}}),
+        (Kind.EMBEDDINGS, {"input": "x"}),
+    ]
+    for kind, body in bodies:
+        if kind.value not in engine.bundle.kinds:
+            continue
+        prompt = Prompt(kind=kind, model=model, body=msgspec.json.encode(body | {"model": model}))
+        try:
+            running = await engine.open(await engine.plan(prompt))
+            while await running.next() is not None:
+                pass
+        except (Refused, BackendBusy, BackendError) as exc:
+            raise BackendLost(f"vLLM came up and does not answer: {exc}") from exc
 
 
 class Start:
@@ -130,10 +163,11 @@ class Start:
 class InProcess:
     """See `backends.protocol.Backend`. Lost once, it stays lost: connect again for a new engine."""
 
-    def __init__(self, config: Vllm, llm: AsyncLLM, desk: Desk, stationery: Stationery, reports: Reports) -> None:
+    def __init__(self, config: Vllm, bundle: Bundle, llm: AsyncLLM, desk: Desk, reports: Reports) -> None:
         self.name = config.name
-        self.bundle = _bundle(llm.vllm_config, desk)
-        self._llm, self._desk, self._stationery, self._reports = llm, desk, stationery, reports
+        self.bundle = bundle
+        self._llm, self._desk, self._reports = llm, desk, reports
+        self.stationery = Stationery({})
         self._ranked = llm.vllm_config.scheduler_config.policy == "priority"
         self._lost: str | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -178,7 +212,7 @@ class InProcess:
             raise
         if call.works:
             self._watchdog.opened(was_idle)
-        return stream(call, self._stationery.shape(call))
+        return stream(call, self.stationery.shape(call))
 
     async def gauge(self) -> Gauge:
         """See `backends.protocol.Backend`. From the last step's report: asks nobody."""

@@ -69,7 +69,8 @@ class Frames:
         self._usage = _fill(shape.usage, known)
 
     def text(self, text: str) -> bytes:
-        return self._head + encode(text) + self._tail
+        frame: bytes = self._head + encode(text) + self._tail
+        return frame
 
     def finish(self, text: str, reason: str, stop: int | str | None) -> bytes:
         values = {"text": encode(text), "reason": encode(reason), "stop": encode(stop)}
