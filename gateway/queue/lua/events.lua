@@ -66,7 +66,7 @@ on[SUBMIT] = function(e)
     if slot then return grant(P, me, number, t, slot) end
   end
   if standing == NEW and P.waiting >= P.max_queued then return tell(me, number, REFUSE, 'queue_full', 1000) end
-  t[KEY] = arrival_key(P, e[13])
+  t[KEY] = arrival_key(P, e[13], e[2])
   if standing == RETRY then t[KEY] = t[KEY] - RETRY_AHEAD end
   enlist(P, me, number, t)
 end

@@ -9,11 +9,12 @@ local function line_key(P, rank, tenant) return prefix .. 'q:' .. rank .. ':' ..
 local function tenants_key(P, rank) return prefix .. 'w:' .. rank .. ':' .. P.name end
 local function member(process, number, t) return process .. ':' .. number .. '|' .. t[PROMPT] end
 
--- strictly growing within a pool, so that equal milliseconds keep their order
-local function arrival_key(P, age_ms)
-  local key = (now - age_ms) * KEY_STEP
-  if age_ms == 0 then key = max(key, P.last_key + 1); P.last_key = key end
-  return key
+-- strictly growing within a pool, so that equal milliseconds keep their order; one that comes again after a loss gets the
+-- time it came first, and its number for those of the same millisecond
+local function arrival_key(P, age_ms, number)
+  if age_ms > 0 then return (now - age_ms) * KEY_STEP + number % KEY_STEP end
+  P.last_key = max(now * KEY_STEP, P.last_key + 1)
+  return P.last_key
 end
 
 local function count(P, rank, n)

@@ -1,0 +1,186 @@
+"""The whole client under real faults: a store that freezes, dies and comes back, and processes killed with signal 9."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.queue import turns
+from gateway.queue.client import Place, Queue, QueueRefusal
+from gateway.queue.place import Phase
+from policies.reasons import Reason
+from tests.queue.conftest import Join, pool, ticket
+from tests.queue.ledgers import check, tickets
+from tests.queue.test_client import granted, refused, told, until
+from tests.support.store import StoreServer
+
+VICTIM = """
+import asyncio, sys
+from gateway.queue.client import Queue, Store
+from gateway.supervisor import Supervisor
+from tests.queue.conftest import pool, ticket
+async def main():
+    queue = await Queue.connect(Store(url=sys.argv[1]), Supervisor())
+    queue.declare(pool(50))
+    places = [queue.submit(ticket(waits_ms=60_000)) for _ in range(100)]
+    for place in places[:50]:
+        await place.granted()
+    print("held", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def victim(server: StoreServer) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds all 50 slots and waits for 50 more."""
+    process = subprocess.Popen([sys.executable, "-c", VICTIM, server.url], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+async def test_kill_9_of_a_process_frees_its_leases(
+    victim: subprocess.Popen[str], server: StoreServer, join: Join
+) -> None:
+    queue = await join(server)
+    queue.declare(pool(50))
+    mine = [queue.submit(ticket()) for _ in range(10)]
+    await told(queue)
+    assert {place.phase for place in mine} == {Phase.WAITING}
+    victim.kill()
+    began = time.monotonic()
+    await asyncio.wait_for(asyncio.gather(*(place.granted() for place in mine)), 7)
+    await until(lambda: len(tickets(server)) == 10, 7 - (time.monotonic() - began))
+    await told(queue)
+    assert len(check(server)) == 10
+
+
+async def test_a_frozen_store_refuses_who_waits_and_keeps_who_runs(
+    own_server: StoreServer, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.5)
+    queue = await join(own_server)
+    queue.declare(pool(1))
+    held, waiting = queue.submit(ticket()), queue.submit(ticket())
+    await granted(held)
+    await told(queue)
+    own_server.freeze()
+    try:
+        began = time.monotonic()
+        fresh = queue.submit(ticket())
+        assert await refused(waiting) is Reason.STORE_LOST
+        assert await refused(fresh) is Reason.STORE_LOST
+        assert time.monotonic() - began < 1.5
+        assert queue.lost
+        assert "lost" in repr(queue)
+        refusal = await refusal_of(queue.submit(ticket()))
+        assert (refusal.reason, refusal.retry_after_s) == (Reason.STORE_LOST, 1.0)
+        assert held.phase is Phase.HELD
+    finally:
+        own_server.thaw()
+    await until(lambda: not queue.lost)
+    again = queue.submit(ticket())
+    held.end()
+    assert await granted(again) == 0
+    await until(lambda: queue.book.known == 1)
+    await told(queue)
+    assert len(check(own_server)) == 1
+
+
+async def refusal_of(place: Place) -> object:
+    with pytest.raises(QueueRefusal) as caught:
+        await place.granted()
+    return caught.value.refusal
+
+
+async def test_a_wait_ends_at_its_deadline_even_if_the_store_is_silent(own_server: StoreServer, join: Join) -> None:
+    queue = await join(own_server)
+    queue.declare(pool(0))
+    await told(queue)
+    own_server.freeze()
+    try:
+        began = time.monotonic()
+        assert await refused(queue.submit(ticket(waits_ms=300))) is Reason.EXPIRED
+        assert 0.25 < time.monotonic() - began < 0.9
+    finally:
+        own_server.thaw()
+    await until(lambda: not queue.book.pending and not queue.session.flying)
+    assert tickets(own_server) == {}
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+async def test_a_store_killed_under_load_loses_and_doubles_nothing(
+    own_server: StoreServer, join: Join, with_data: bool
+) -> None:
+    queues = [await join(own_server) for _ in range(2)]
+    for queue in queues:
+        queue.declare(pool(4, 4))
+    running, over = 0, False
+    outcomes: list[str] = []
+
+    async def worker(queue: Queue) -> None:
+        nonlocal running
+        while not over:
+            place = queue.submit(ticket(tenant=f"t{len(outcomes) % 5}"))
+            try:
+                await place.granted()
+                running += 1
+                await asyncio.sleep(0.001)
+                running -= 1
+                outcomes.append("done")
+            except QueueRefusal as refusal:
+                outcomes.append(refusal.refusal.reason)
+                await asyncio.sleep(0.01)
+            finally:
+                place.end()
+
+    workers = [asyncio.ensure_future(worker(queue)) for queue in queues for _ in range(12)]
+    await until(lambda: len(outcomes) > 100)
+    if with_data:
+        own_server("SAVE")
+    await asyncio.to_thread(own_server.kill)
+    await asyncio.sleep(0.2)
+    await asyncio.to_thread(own_server.start)
+    so_far = len(outcomes)
+    await until(lambda: len(outcomes) > so_far + 200, 10)
+    over = True
+    await asyncio.wait_for(asyncio.gather(*workers), 10)
+    assert running == 0
+    assert set(outcomes) <= {"done", Reason.STORE_LOST}
+    for queue in queues:
+        assert queue.session.rejoins >= 1
+        await until(lambda q=queue: q.book.known == 0)
+        await told(queue)
+    await until(lambda: tickets(own_server) == {}, 10)
+    assert check(own_server) == {}
+
+
+async def test_both_processes_wake_each_other_by_mail(server: StoreServer, join: Join) -> None:
+    one, two = await join(server), await join(server)
+    for queue in (one, two):
+        queue.declare(pool(1))
+    places = [queue.submit(ticket()) for _ in range(20) for queue in (one, two)]
+    for _ in places:
+        await until(lambda: any(p.phase is Phase.HELD for p in places), 2)
+        (holder,) = (p for p in places if p.phase is Phase.HELD)
+        holder.end()
+    assert {p.phase for p in places} == {Phase.ENDED}
+
+
+async def test_a_process_that_stood_still_blames_itself_not_the_store(server: StoreServer, join: Join) -> None:
+    queue = await join(server)
+    queue.declare(pool(1))
+    held, waiting = queue.submit(ticket()), queue.submit(ticket())
+    await granted(held)
+    held.first_token()
+    time.sleep(turns.TURN_S + 0.3)
+    await asyncio.sleep(0.3)
+    assert not queue.lost
+    assert waiting.phase is Phase.WAITING
