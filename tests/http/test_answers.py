@@ -85,13 +85,14 @@ async def test_an_api_that_no_backend_has_is_unsupported_in_its_own_shape() -> N
 async def test_a_field_that_no_backend_honours_is_named() -> None:
     async with running() as site:
         message = [{"role": "user", "content": "Hi"}]
-        for field, value in {
+        unsupported: dict[str, Any] = {
             "tools": [{"type": "function", "function": {"name": "f"}}],
             "logprobs": True,
             "response_format": {"type": "json_object"},
             "logit_bias": {"1": 1},
             "guided_regex": "a+",
-        }.items():
+        }
+        for field, value in unsupported.items():
             status, body = await whole(site, messages=message, **{field: value})
             assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_feature", field)
         status, body = await whole(site, messages=message, temperature=9)

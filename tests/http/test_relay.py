@@ -200,7 +200,7 @@ async def test_what_the_operator_looks_at() -> None:
 
 async def test_a_gateway_whose_backend_is_down_is_alive_and_not_ready() -> None:
     async with running() as site:
-        member = next(site.trunk.members())
+        member, *_ = site.trunk.members()
         assert member.backend is not None
         down, member.backend = member.backend, None
         member.trouble = "pulled out"
@@ -251,5 +251,5 @@ async def test_interactive_goes_before_batch_when_both_wait() -> None:
             await site.until(lambda: len(book.held) == 1)
             for waiting, service in enumerate(("batch", "standard", "interactive"), 1):
                 group.create_task(one(service))
-                await site.until(lambda n=waiting: sum(p.sent for p in book.waiting.values()) == n)  # type: ignore[misc]
+                await site.until(lambda n=waiting: sum(p.sent for p in book.waiting.values()) == n)
         assert order == ["standard", "interactive", "standard", "batch"]

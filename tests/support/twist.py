@@ -24,7 +24,7 @@ async def twisted(*members: Member, **verbs: Callable[..., Awaitable[Any]]) -> A
     """Within it these members' backends have other verbs."""
     for member in members:
         assert member.backend is not None
-        member.backend = Twisted(member.backend, verbs)  # type: ignore[assignment]
+        member.backend = Twisted(member.backend, verbs)
     try:
         yield
     finally:

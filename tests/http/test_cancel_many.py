@@ -1,0 +1,132 @@
+"""Two thousand clients that leave at any moment leave nothing behind."""
+
+import asyncio
+import gc
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gateway.exchange
+from gateway.exchange import Exchange
+from policies.lifecycle import Event, State, step
+from tests.support.quiet import zero
+from tests.support.site import Site, running
+from tests.support.upstream import Upstream
+from tests.support.wire import chat_body, request, wire
+
+CANCELS, REQUESTS, WARM_UP, CLIENTS = 2_000, 2_800, 400, 48
+"""Some requests are faster than their client's patience."""
+
+MOST_GROWTH_BYTES = 20 * 1024 * 1024
+
+POOLS = """
+[[pool]]
+model = "demo"
+[[pool.backend]]
+kind = "simulated"
+name = "sim"
+a0_ms = 2.0
+limits = { max_running = 12 }
+
+[[pool]]
+model = "remote"
+[[pool.backend]]
+kind = "openai"
+name = "up"
+url = "%s"
+model = "demo"
+limits = { max_running = 12 }
+"""
+
+
+def resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+def any_request(dice: random.Random) -> bytes:
+    """A request of any kind to either backend, with an answer of some length or none."""
+    fields: dict[str, Any] = {"model": dice.choice(("demo", "remote")), "stream": dice.random() < 0.7}
+    fields["max_tokens"] = fields["min_tokens"] = dice.choice((1, 5, 50, 2_000))
+    if fields["stream"] and dice.random() < 0.5:
+        fields["stream_options"] = {"include_usage": True}
+    lines = [f"x-priority-class: {dice.choice(('interactive', 'standard', 'batch'))}"]
+    if dice.random() < 0.1:
+        lines.append(f"x-deadline-ms: {dice.randint(1, 80)}")
+    if dice.random() < 0.05:
+        fields["service_tier"] = "none such"
+    body = chat_body("word " * dice.choice((1, 20, 2_000)), **fields)
+    return request(body, *lines)
+
+
+async def one(site: Site, dice: random.Random) -> None:
+    """A client that sends a request, perhaps not all of it, reads for a while or not at all, and is gone."""
+    data = any_request(dice)
+    async with wire(site) as line:
+        await line.send(data if dice.random() < 0.9 else data[: dice.randrange(len(data))])
+        reading = dice.random() < 0.5
+        try:
+            async with asyncio.timeout(dice.expovariate(1 / 0.03)):
+                if reading:
+                    await line.reader.read()
+                else:
+                    await asyncio.get_running_loop().create_future()
+        except TimeoutError:
+            pass
+        if dice.random() < 0.5:
+            line.leave()
+        else:
+            line.writer.close()
+
+
+async def many(site: Site, cancels: int, dice: random.Random) -> None:
+    left = iter(range(cancels))
+
+    async def client() -> None:
+        for _ in left:
+            await one(site, dice)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            group.create_task(client())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+async def test_two_thousand_random_cancels_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(20_261)
+    taken: Counter[tuple[State, Event]] = Counter()
+
+    def watched(state: State, event: Event) -> State:
+        taken[state, event] += 1
+        return step(state, event)
+
+    monkeypatch.setattr(gateway.exchange, "step", watched)
+    async with Upstream("demo", itl_s=0.002) as upstream, running(POOLS % upstream.url) as site:
+        await many(site, WARM_UP, dice)
+        await zero(site, 10)
+        upstream.seen.clear()
+        taken.clear()
+        gc.collect()
+        tasks, before = len(asyncio.all_tasks()), resident_bytes()
+        await many(site, REQUESTS, dice)
+        await zero(site, 10)
+        await site.until(lambda: len(asyncio.all_tasks()) <= tasks)
+        asked = len(upstream.generations)
+        assert asked > CANCELS / 5
+        for state in (State.RECEIVED, State.QUEUED, State.GRANTED, State.STREAMING):
+            assert taken[state, Event.LEAVE] > 20
+        assert sum(times for (_, event), times in taken.items() if event is Event.LEAVE) >= CANCELS
+        assert upstream.aborted > CANCELS / 10
+        assert (upstream.running, site.trunk.reaper.failed) == (0, 0)
+        assert site.trunk.queue.session.rejoins == 0
+        upstream.seen.clear()
+        gc.collect()
+        assert not [one for one in gc.get_objects() if isinstance(one, Exchange)]
+        assert resident_bytes() - before < MOST_GROWTH_BYTES
+        async with site.chat(max_tokens=2) as answer:
+            assert answer.status == 200
