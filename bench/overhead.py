@@ -6,59 +6,18 @@ numbers of one run only. CPU is user and system time of a target's processes, wi
 """
 
 import argparse
-import hashlib
-import shlex
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from bench.load import Mark, Result, Wish
-from bench.processes import Failed, Running, cores, free_port, pinned, wait_for
-
-KEY = "sk-bench-overhead"
-GATEWAY = "{bin}/signalbox serve --config {config} --port {port}"
-RELAY = "{python} -m bench.baseline_relay --port {port} --upstream {upstream}"
-SMG = (
-    "{smg} launch --host 127.0.0.1 --port {port} --prometheus-port {spare} --worker-urls {upstream}"
-    " --policy round_robin --priority-scheduler-enabled --api-key {key} --log-level warn"
-)
-CONFIG = """
-[store]
-url = "embedded"
-
-[[tenant]]
-name = "bench"
-keys = ["sha256:{digest}"]
-
-[[pool]]
-model = "mock"
-
-[[pool.backend]]
-kind = "openai"
-name = "mock"
-url = "{upstream}"
-limits = {{ max_running = 1024, prefill_tokens_per_s = 10_000_000, kv_tokens = 100_000_000, chunk_tokens = 1_000_000 }}
-"""
-
-
-class Target(Struct):
-    """Something that answers chat completions. The upstream itself is one too, for what a direct call takes."""
-
-    name: str
-    running: Running
-    url: str
-    key: str = ""
+from bench.processes import Cores, Failed, pinned
+from bench.targets import GATEWAY, Target, started
 
 
 class Effort(Struct, frozen=True):
@@ -88,20 +47,20 @@ class Numbers(Struct):
 
 
 class Verdict(Struct):
+    """A promise and what became of it. `by_cpu` is the same ratio from CPU time, which other work disturbs less."""
+
     what: str
     measured: float
     target: float
     met: bool
+    by_cpu: float | None = None
 
 
 class Bench:
     """The cores, and how load is made and measured on them."""
 
-    def __init__(self, effort: Effort) -> None:
-        self.effort = effort
-        self.cores = cores()
-        self.target_core = self.cores[0] if self.cores else None
-        self.other_core = self.cores[1] if self.cores else None
+    def __init__(self, effort: Effort, cores: Cores) -> None:
+        self.effort, self.cores = effort, cores
         self.wrk = shutil.which("wrk") if effort.use_wrk else None
 
     def whole(self, target: Target) -> dict[str, float]:
@@ -163,109 +122,65 @@ class Bench:
         script = str(Path(__file__).with_name("chat.lua"))
         argv = [self.wrk, "-t1", f"-c{wish.concurrency}", f"-d{max(1, round(wish.seconds))}s", "-s", script, wish.url]
         argv += ["--", str(int(wish.stream)), str(wish.tokens), wish.model, *([wish.key] if wish.key else [])]
-        return pinned(argv, self.other_core)
+        return pinned(argv, self.cores.others)
 
     def _load(self, wish: Wish) -> list[str]:
-        return pinned([sys.executable, "-m", "bench.load", msgspec.json.encode(wish).decode()], self.other_core)
+        return pinned([sys.executable, "-m", "bench.load", msgspec.json.encode(wish).decode()], self.cores.others)
 
 
-@contextmanager
-def started(bench: Bench, gateway: str, smg: str) -> Iterator[list[Target]]:
-    """The upstream first, then all that stand before it. Everything ends with the context."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="signalbox-bench-")))
-
-        def start(name: str, argv: list[str], core: int | None) -> Running:
-            running = Running(name, argv, core, folder / f"{name}.log")
-            stack.callback(running.stop)
-            return running
-
-        port = free_port()
-        upstream = f"http://127.0.0.1:{port}"
-        mock = start("upstream", [sys.executable, "-m", "bench.mock_openai", "--port", str(port)], bench.other_core)
-        targets = [Target("direct", mock, upstream)]
-        wait_for(mock, partial(_answers, targets[0]))
-        config = folder / "config.toml"
-        config.write_text(CONFIG.format(digest=hashlib.sha256(KEY.encode()).hexdigest(), upstream=upstream))
-        for name, command in (("signalbox", gateway), ("relay", RELAY), *((("smg", SMG),) if smg else ())):
-            port, binaries = free_port(), Path(sys.executable).parent
-            argv = [
-                part.format(
-                    bin=binaries, python=sys.executable, smg=smg, config=config, port=port, spare=free_port(),
-                    upstream=upstream, key=KEY,
-                )
-                for part in shlex.split(command)
-            ]  # fmt: skip
-            key = "" if name == "relay" else KEY
-            target = Target(name, start(name, argv, bench.target_core), f"http://127.0.0.1:{port}", key)
-            wait_for(target.running, partial(_answers, target))
-            target.running.move_stores(bench.other_core)
-            targets.append(target)
-        yield targets
+Samples = dict[str, dict[str, list[float]]]
+"""By target and by field of Numbers: one value a round."""
 
 
-def _answers(target: Target) -> bool:
-    """Whether it answers a chat completion."""
-    body = msgspec.json.encode({"model": "mock", "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1})
-    headers = {"content-type": "application/json", "authorization": f"Bearer {target.key or 'none'}"}
-    try:
-        asked = urllib.request.Request(f"{target.url}/v1/chat/completions", body, headers)
-        with urllib.request.urlopen(asked, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def measure(bench: Bench, targets: list[Target]) -> dict[str, Numbers]:
-    """All scenarios, all targets in turn, round after round; medians."""
-    scenarios = (bench.alone, bench.whole, bench.streams, bench.paced)
-    samples: dict[str, dict[str, list[float]]] = {target.name: {} for target in targets}
+def measure(bench: Bench, targets: list[Target]) -> Samples:
+    """All scenarios, all targets in turn, round after round, each round in the other direction."""
+    samples: Samples = {target.name: {} for target in targets}
     for number in range(bench.effort.rounds):
-        for scenario in scenarios:
+        for scenario in (bench.alone, bench.whole, bench.streams, bench.paced):
             print(f"round {number + 1} of {bench.effort.rounds}: {scenario.__name__}", file=sys.stderr)
-            for target in targets:
+            for target in targets if number % 2 == 0 else reversed(targets):
                 if target.name == "direct" and scenario != bench.alone:
                     continue
                 for name, value in scenario(target).items():
                     samples[target.name].setdefault(name, []).append(value)
-    found = {}
     for target in targets:
-        medians = {name: statistics.median(values) for name, values in samples[target.name].items()}
-        found[target.name] = Numbers(**medians, memory_mib=target.running.memory_mib())
-    direct_ms = found["direct"].alone_p50_ms or 0.0
-    for numbers in found.values():
-        numbers.added_p50_ms = (numbers.alone_p50_ms or 0.0) - direct_ms
-    return found
+        direct_ms, own_ms = samples["direct"]["alone_p50_ms"], samples[target.name]["alone_p50_ms"]
+        samples[target.name]["added_p50_ms"] = [own - direct for own, direct in zip(own_ms, direct_ms, strict=True)]
+        samples[target.name]["memory_mib"] = [target.running.memory_mib()]
+    return samples
 
 
-def judge(found: dict[str, Numbers]) -> list[Verdict]:
-    """What the gateway promises, against what was measured."""
-    ours, relay = found["signalbox"], found["relay"]
+def medians(samples: Samples) -> dict[str, Numbers]:
+    return {
+        name: Numbers(**{field: statistics.median(values) for field, values in fields.items()})
+        for name, fields in samples.items()
+    }
+
+
+def judge(samples: Samples) -> list[Verdict]:
+    """What the gateway promises, against what was measured. Ratios are taken round by round; their medians count."""
+    ours = samples["signalbox"]
+
+    def ratio(theirs: str, rate: str, cpu: str, target: float) -> Verdict:
+        other = samples[theirs]
+        times = statistics.median(mine / its for mine, its in zip(ours[rate], other[rate], strict=True))
+        by_cpu = statistics.median(its / mine for mine, its in zip(ours[cpu], other[cpu], strict=True))
+        return Verdict(f"{rate}, times that of {theirs}", times, target, times >= target, by_cpu)
+
+    def at_most(field: str, target: float) -> Verdict:
+        value = statistics.median(ours[field])
+        return Verdict(f"{field}, at most", value, target, value <= target)
+
     verdicts = [
-        _at_least("requests/s, times the plain relay's", _ratio(ours.requests_per_s, relay.requests_per_s), 2.0),
-        _at_least("64-chunk streams/s, times the plain relay's", _ratio(ours.streams_per_s, relay.streams_per_s), 1.7),
-        _at_most("CPU per paced chunk, us", ours.paced_chunk_cpu_us, 75.0),
-        _at_most("added median latency alone, ms", ours.added_p50_ms, 1.0),
+        ratio("relay", "requests_per_s", "request_cpu_us", 2.0),
+        ratio("relay", "streams_per_s", "stream_cpu_us", 1.7),
+        at_most("paced_chunk_cpu_us", 75.0),
+        at_most("added_p50_ms", 1.0),
     ]
-    if (smg := found.get("smg")) is not None:
-        verdicts += [
-            _at_least("requests/s, times SMG's", _ratio(ours.requests_per_s, smg.requests_per_s), 1.0),
-            _at_least("64-chunk streams/s, times SMG's", _ratio(ours.streams_per_s, smg.streams_per_s), 1.0),
-        ]
+    if "smg" in samples:
+        verdicts.append(ratio("smg", "requests_per_s", "request_cpu_us", 1.0))
+        verdicts.append(ratio("smg", "streams_per_s", "stream_cpu_us", 1.0))
     return verdicts
-
-
-def _ratio(ours: float | None, theirs: float | None) -> float:
-    return (ours or 0.0) / (theirs or float("inf"))
-
-
-def _at_least(what: str, measured: float, target: float) -> Verdict:
-    return Verdict(what, measured, target, measured >= target)
-
-
-def _at_most(what: str, measured: float | None, target: float) -> Verdict:
-    value = float("inf") if measured is None else measured
-    return Verdict(f"{what} (at most)", value, target, value <= target)
 
 
 ROWS = {
@@ -291,7 +206,8 @@ def table(found: dict[str, Numbers], verdicts: list[Verdict]) -> str:
     lines.append("")
     for verdict in verdicts:
         met = "met" if verdict.met else "MISSED"
-        lines.append(f"{verdict.what:56}{verdict.measured:8.2f}   target {verdict.target:g}: {met}")
+        by_cpu = "" if verdict.by_cpu is None else f"   (by CPU {verdict.by_cpu:.2f})"
+        lines.append(f"{verdict.what:44}{verdict.measured:12.2f}   target {verdict.target:g}: {met}{by_cpu}")
     return "\n".join(lines)
 
 
@@ -309,20 +225,21 @@ def main(argv: list[str] | None = None) -> int:
     effort = Effort(args.seconds, args.rounds, use_wrk=not args.no_wrk)
     if args.quick:
         effort = Effort(0.5, 1, paced_streams=50, warm_up_s=0.5, use_wrk=not args.no_wrk)
-    bench = Bench(effort)
-    for missing, what in ((bench.cores, "two cores and taskset"), (bench.wrk, "wrk"), (args.smg, "smg")):
+    bench = Bench(effort, Cores.found())
+    for missing, what in ((bench.cores.apart, "two cores and taskset"), (bench.wrk, "wrk"), (args.smg, "smg")):
         if not missing:
             print(f"without {what}", file=sys.stderr)
     try:
-        with started(bench, args.gateway, args.smg) as targets:
-            found = measure(bench, targets)
+        with started(bench.cores, args.gateway, args.smg) as targets:
+            samples = measure(bench, targets)
     except Failed as error:
         print(f"overhead: {error}", file=sys.stderr)
         return 2
-    verdicts = judge(found)
+    found, verdicts = medians(samples), judge(samples)
     print(table(found, verdicts))
     if args.json is not None:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode({"numbers": found, "verdicts": verdicts})))
+        told = {"numbers": found, "verdicts": verdicts, "samples": samples}
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(told)))
     return 1 if args.check and not all(verdict.met for verdict in verdicts) else 0
 
 

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -23,10 +24,20 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def cores() -> tuple[int, int] | None:
-    """One core for the gateway and one for everything else, or None where there are not two."""
-    allowed = sorted(os.sched_getaffinity(0))
-    return (allowed[0], allowed[1]) if len(allowed) > 1 and shutil.which("taskset") else None
+class Cores(NamedTuple):
+    """A core for what is measured and one for everything else; None where there are not two, or no way to choose."""
+
+    target: int | None
+    others: int | None
+
+    @staticmethod
+    def found() -> "Cores":
+        allowed = sorted(os.sched_getaffinity(0))
+        return Cores(allowed[0], allowed[1]) if len(allowed) > 1 and shutil.which("taskset") else Cores(None, None)
+
+    @property
+    def apart(self) -> bool:
+        return self.target is not None
 
 
 def pinned(argv: list[str], core: int | None) -> list[str]:
