@@ -1,6 +1,6 @@
 """Least squares whose answer is not negative, for a handful of unknowns."""
 
-SWEEPS = 4
+SWEEPS = 16
 
 
 def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
