@@ -136,7 +136,10 @@ class BackendLost(Exception):
 
 
 class Stream(Protocol):
-    """One running generation. Not for use by two tasks at once, but `aclose` may come from any."""
+    """One running generation. Not for use by two tasks at once, but `aclose` may come from any.
+
+    Once `next` has returned None, or a chunk with `last`, the stream holds nothing and `aclose` may be left out.
+    """
 
     async def next(self) -> Chunk | None:
         """The next piece, or None at the end.

@@ -1,12 +1,11 @@
-"""The one place that reads a clock: seconds of the event loop's monotonic time, and wall time for logs and ids."""
+"""The one place that reads a clock: monotonic seconds for durations and deadlines, wall time for people."""
 
-import asyncio
 import time
 
 
 def now() -> float:
-    """Monotonic seconds of the running loop. On a virtual loop this is virtual time."""
-    return asyncio.get_running_loop().time()
+    """Monotonic seconds, of the clock that `loop.time()` also shows. (uvloop's own reading is a millisecond coarse.)"""
+    return time.monotonic()
 
 
 def wall() -> float:

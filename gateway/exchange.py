@@ -62,6 +62,7 @@ class Exchange:
 
     __slots__ = (
         "chunks",
+        "ended",
         "granted_at",
         "job",
         "leased",
@@ -89,6 +90,7 @@ class Exchange:
         self.tried: set[int] = set()
         self.chunks = 0  # output tokens seen so far
         self.usage: Usage | None = None  # the engine's own count, once it told
+        self.ended = False  # the stream said that it is over: nothing is left to close
         self.leased = False  # counted in its member's `running`
         self.received_at = received_at
         self.planned_at = self.granted_at = self.started_at = 0.0
@@ -130,8 +132,7 @@ class Exchange:
         except (BackendError, BackendBusy, Refused) as error:
             self.member.breaker.failure(now())
             raise Failed(Refusal(Reason.ENGINE_ERROR, f"the engine failed: {error}")) from error
-        if chunk is not None:
-            self._count(chunk)
+        self._count(chunk)
         return chunk
 
     def engine_done(self) -> None:
@@ -209,8 +210,7 @@ class Exchange:
         self.started_at = now()
         assert self.place is not None
         self.place.first_token()
-        if chunk is not None:
-            self._count(chunk)
+        self._count(chunk)
         return chunk
 
     def _again(self, job: Job, member: Member, error: Exception) -> tuple[int, ...]:
@@ -243,13 +243,18 @@ class Exchange:
             tokens = self.usage.completion_tokens if self.usage else self.chunks
             place.end(output_tokens=tokens, ran=ran)
         stream, self.stream = self.stream, None
-        if stream is not None:
+        if stream is not None and not self.ended:
             self.trunk.reaper.close(stream.aclose)
         if self.leased and self.member is not None:
             self.member.running -= 1
+        self.ended = False  # the stream said that it is over: nothing is left to close
         self.leased = False
 
-    def _count(self, chunk: Chunk) -> None:
+    def _count(self, chunk: Chunk | None) -> None:
+        if chunk is None:
+            self.ended = True
+            return
+        self.ended = chunk.last
         self.chunks += chunk.tokens
         if chunk.usage is not None:
             self.usage = chunk.usage

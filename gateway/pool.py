@@ -22,6 +22,7 @@ from backends.protocol import (
 from gateway.clock import now
 from gateway.queue.client import BackendShare, PoolShare
 from gateway.reaper import Reaper
+from gateway.supervisor import Fatal
 from policies.breaker import Breaker, Circuit
 from policies.reasons import Reason, Refusal
 
@@ -175,6 +176,8 @@ class Pool:
                 await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
                 attempt += 1
                 continue
+            except (ValueError, ImportError) as error:  # it will not get better by trying again
+                raise Fatal(f"backend {member.config.name} of {self.model}: {error}") from error
             attempt = 0
             self._up(member, backend)
             try:

@@ -10,6 +10,10 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
+class Fatal(Exception):
+    """A background task cannot go on, for a reason that its text tells the operator: logged without a traceback."""
+
+
 def stop_process() -> None:
     """Ask this process to end in the ordinary way (the server drains, the lifespan ends)."""
     os.kill(os.getpid(), signal.SIGTERM)
@@ -45,7 +49,10 @@ class Supervisor:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        log.critical("background task %s crashed; the process stops", task.get_name(), exc_info=error)
+        if isinstance(error, Fatal):
+            log.critical("%s; the process stops", error)
+        else:
+            log.critical("background task %s crashed; the process stops", task.get_name(), exc_info=error)
         if self.crashed is None:
             self.crashed = task.get_name()
             self._on_crash()

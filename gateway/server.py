@@ -1,0 +1,138 @@
+"""The HTTP server of one process: uvicorn, with a limit on slow heads, a way to cut a stalled reader, and a drain."""
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+from litestar import Litestar
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.config import ServerConfig
+from gateway.http.relay import ABORT
+from gateway.trunk import Trunk
+
+MOST_HEAD_BYTES = 65_536
+
+
+class Corked:
+    """A transport that keeps a response's head back until its body's first bytes: one packet, one system call."""
+
+    __slots__ = ("_held", "_transport", "close", "write")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self.write = self._write
+        self.close = self._close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _write(self, data: bytes) -> None:
+        if self._held:
+            data, self._held = self._held + data, b""
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100"):
+            self._held = data
+            return
+        self._transport.write(data)
+
+    def _close(self) -> None:
+        if self._held:
+            self._write(b"")
+        self._transport.close()
+
+
+class FrontProtocol(HttpToolsProtocol):
+    """Offers the `signalbox.abort` scope extension; cuts a connection whose request head is too late or too large.
+
+    The timer runs for a new connection and for a head that came in pieces; a head in one read costs nothing.
+    """
+
+    header_s = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(Corked(transport))  # type: ignore[arg-type]
+        self._head_bytes = 0
+        self._extensions = {ABORT: transport.abort}
+        self._in_head = False
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.header_s, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self.transport.abort()
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(self.header_s, self.transport.abort)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._stop_timer()
+        super().on_headers_complete()
+
+    def _stop_timer(self) -> None:
+        timer, self._head_timer = self._head_timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+class Server(uvicorn.Server):
+    """On the first SIGTERM or SIGINT it refuses new work with 503 and lets streams finish; on the second it goes."""
+
+    def __init__(self, config: uvicorn.Config, trunk: Trunk) -> None:
+        super().__init__(config)
+        self._trunk = trunk
+        self._drain: asyncio.Task[None] | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        if not await super().on_tick(counter):
+            return False
+        if self._drain is None:
+            limit_s = self._trunk.config.server.drain_s
+            self._drain = asyncio.get_running_loop().create_task(self._trunk.drain(limit_s))
+        return self._drain.done() or self.force_exit
+
+
+def uvicorn_config(app: Litestar, server: ServerConfig) -> uvicorn.Config:
+    """How uvicorn is set up for us. `FrontProtocol` takes its limit from the same section."""
+    protocol = type("Front", (FrontProtocol,), {"header_s": server.header_s})
+    files: dict[str, Any] = {}
+    if server.tls_cert_file:
+        files = {"ssl_certfile": server.tls_cert_file, "ssl_keyfile": server.tls_key_file}
+    return uvicorn.Config(
+        app,
+        host=server.host,
+        port=server.port,
+        http=protocol,
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        date_header=False,
+        timeout_keep_alive=max(1, int(server.idle_s)),
+        timeout_graceful_shutdown=5,
+        backlog=4096,
+        **files,
+    )
+
+
+def serve(app: Litestar, sockets: list[socket.socket] | None = None) -> None:
+    """Serve until a signal. `app` is what `gateway.app.build` made; `sockets` are already listening ones, if any."""
+    trunk: Trunk = app.state.trunk
+    Server(uvicorn_config(app, trunk.config.server), trunk).run(sockets)
