@@ -6,6 +6,8 @@ pace it holds streams open and prints a BEGIN line after the warm-up and an END 
 
 import argparse
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -97,12 +99,11 @@ class Caller(asyncio.Protocol):
         if self._parser.get_status_code() != 200:
             self._tally.errors += 1
         self._tally.latencies_s.append(self._loop.time() - self._sent_s)
-        if self._tally.ended:
-            self._transport.close()
-        else:
-            self._loop.call_soon(self._ask)
+        self._loop.call_soon(self._ask)
 
     def _ask(self) -> None:
+        if self._transport.is_closing():
+            return
         self._parser = httptools.HttpResponseParser(self)
         self._sent_s = self._loop.time()
         self._transport.write(self._request)
@@ -112,9 +113,9 @@ async def call(wish: Wish) -> Result:
     """Whole requests, one after the other on each connection."""
     tally, loop = Tally(), asyncio.get_running_loop()
     started_s = loop.time()
-    await _connect(wish, tally)
-    await asyncio.sleep(wish.seconds)
-    seconds, tally.ended = loop.time() - started_s, True
+    async with _connected(wish, tally):
+        await asyncio.sleep(wish.seconds)
+        seconds = loop.time() - started_s
     times = sorted(tally.latencies_s) or [0.0]
     return Result(
         requests=len(tally.latencies_s),
@@ -129,21 +130,31 @@ async def hold(wish: Wish) -> None:
     """Paced streams, their beginnings spread over the first part of the warm-up."""
     tally, loop = Tally(), asyncio.get_running_loop()
     started_s = loop.time()
-    await _connect(wish, tally, spread_s=wish.warm_up_s / 2)
-    await asyncio.sleep(started_s + wish.warm_up_s - loop.time())
-    for name in ("BEGIN", "END"):
-        mark = Mark(tally.chunks, loop.time() - started_s, tally.errors)
-        print(name, msgspec.json.encode(mark).decode(), flush=True)
-        await asyncio.sleep(wish.seconds if name == "BEGIN" else 0)
-    tally.ended = True
+    async with _connected(wish, tally, spread_s=wish.warm_up_s / 2):
+        await asyncio.sleep(started_s + wish.warm_up_s - loop.time())
+        for name in ("BEGIN", "END"):
+            mark = Mark(tally.chunks, loop.time() - started_s, tally.errors)
+            print(name, msgspec.json.encode(mark).decode(), flush=True)
+            await asyncio.sleep(wish.seconds if name == "BEGIN" else 0)
 
 
-async def _connect(wish: Wish, tally: Tally, spread_s: float = 0.0) -> None:
+@asynccontextmanager
+async def _connected(wish: Wish, tally: Tally, spread_s: float = 0.0) -> AsyncIterator[None]:
+    """All callers at work; cut off at the end, whatever they wait for then."""
     site, request = urlsplit(wish.url), wish.request()
     host, port = site.hostname or "127.0.0.1", site.port or 80
-    for _ in range(wish.concurrency):
-        await asyncio.get_running_loop().create_connection(lambda: Caller(request, tally), host, port)
-        await asyncio.sleep(spread_s / wish.concurrency)
+    loop, transports = asyncio.get_running_loop(), []
+    try:
+        for _ in range(wish.concurrency):
+            transport, _ = await loop.create_connection(lambda: Caller(request, tally), host, port)
+            transports.append(transport)
+            await asyncio.sleep(spread_s / wish.concurrency)
+        yield
+    finally:
+        tally.ended = True
+        for transport in transports:
+            transport.abort()
+        await asyncio.sleep(0)
 
 
 def main() -> None:
