@@ -4,6 +4,7 @@ from typing import Any
 
 from litestar import Request, Response, get
 from litestar.handlers import BaseRouteHandler
+from litestar.openapi import ResponseSpec
 from litestar.params import FromPath
 from msgspec import Struct
 
@@ -31,6 +32,17 @@ class ModelList(Struct):
     object: str = "list"
 
 
+class Problem(Struct):
+    """What a refusal says, in OpenAI's shape: `message`, `type`, `param`, `code`."""
+
+    error: dict[str, str | None]
+
+
+_UNAUTHENTICATED = ResponseSpec(Problem, description=Reason.UNAUTHENTICATED.value)
+_UNKNOWN_MODEL = ResponseSpec(Problem, description=Reason.UNKNOWN_MODEL.value)
+_NOT_READY = ResponseSpec(Ready, description="something is down")
+
+
 def ops_routes(trunk: Trunk) -> list[BaseRouteHandler]:
     """The handlers, bound to this process's trunk."""
     created = int(wall())
@@ -39,7 +51,13 @@ def ops_routes(trunk: Trunk) -> list[BaseRouteHandler]:
     def livez() -> str:
         return "ok"
 
-    @get("/readyz", sync_to_thread=False, summary="The store and a backend of every pool are up", security=[])
+    @get(
+        "/readyz",
+        sync_to_thread=False,
+        summary="The store and a backend of every pool are up",
+        security=[],
+        responses={503: _NOT_READY},
+    )
     def readyz() -> Response[Ready]:
         pools = {
             pool.model: {m.config.name: "up" if m.backend else (m.trouble or "down") for m in pool.members}
@@ -48,14 +66,24 @@ def ops_routes(trunk: Trunk) -> list[BaseRouteHandler]:
         ready = Ready(trunk.ready, "lost" if trunk.queue.lost else "up", pools)
         return Response(ready, status_code=200 if ready.ready else 503)
 
-    @get("/v1/models", sync_to_thread=False, summary="The models this key may use")
+    @get(
+        "/v1/models",
+        sync_to_thread=False,
+        summary="The models this key may use",
+        responses={401: _UNAUTHENTICATED},
+    )
     def models(request: Request[Any, Any, Any]) -> Response[Any]:
         tenant = tenant_of(trunk, request)
         if tenant is None:
             return _unknown_key()
         return Response(ModelList([card(name, pool, created) for name, pool in trunk.may_see(tenant)]))
 
-    @get("/v1/models/{model:path}", sync_to_thread=False, summary="One model")
+    @get(
+        "/v1/models/{model:path}",
+        sync_to_thread=False,
+        summary="One model",
+        responses={401: _UNAUTHENTICATED, 404: _UNKNOWN_MODEL},
+    )
     def model(request: Request[Any, Any, Any], model: FromPath[str]) -> Response[Any]:
         tenant = tenant_of(trunk, request)
         if tenant is None:

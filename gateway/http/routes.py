@@ -22,27 +22,36 @@ from gateway.trunk import Trunk
 from policies.reasons import Reason
 
 _STRING, _INTEGER = Schema(type=OpenAPIType.STRING), Schema(type=OpenAPIType.INTEGER, minimum=1)
-_BOOLEAN, _NUMBER = Schema(type=OpenAPIType.BOOLEAN), Schema(type=OpenAPIType.NUMBER)
-_OBJECT = Schema(type=OpenAPIType.OBJECT)
+_BOOLEAN, _OBJECT = Schema(type=OpenAPIType.BOOLEAN), Schema(type=OpenAPIType.OBJECT)
+_STOP = Schema(type=OpenAPIType.STRING, min_length=1)
+_STOPS = Schema(one_of=[_STOP, Schema(type=OpenAPIType.ARRAY, items=_STOP, max_items=4)])
+_ROLE = Schema(type=OpenAPIType.STRING, enum=["system", "developer", "user", "assistant"])
+_STREAM_OPTIONS = Schema(type=OpenAPIType.OBJECT, properties={"include_usage": _BOOLEAN})
 _TEXT_OR_MANY = Schema(one_of=[_STRING, Schema(type=OpenAPIType.ARRAY, items=_STRING)])
 _MESSAGES = Schema(
     type=OpenAPIType.ARRAY,
     min_items=1,
-    items=Schema(
-        type=OpenAPIType.OBJECT, required=["role", "content"], properties={"role": _STRING, "content": _STRING}
-    ),
+    items=Schema(type=OpenAPIType.OBJECT, required=["role", "content"], properties={"role": _ROLE, "content": _STRING}),
 )
 _SAMPLING = {
     "max_tokens": _INTEGER,
-    "temperature": _NUMBER,
-    "top_p": _NUMBER,
-    "stop": _TEXT_OR_MANY,
+    "temperature": Schema(type=OpenAPIType.NUMBER, minimum=0, maximum=2),
+    "top_p": Schema(type=OpenAPIType.NUMBER, exclusive_minimum=0, maximum=1),
+    "stop": _STOPS,
     "stream": _BOOLEAN,
 }
 
 _BODIES: dict[Kind, tuple[str, dict[str, Schema], list[str]]] = {
-    Kind.CHAT: ("Chat completion", {**_SAMPLING, "messages": _MESSAGES, "stream_options": _OBJECT}, ["messages"]),
-    Kind.COMPLETION: ("Text completion", {**_SAMPLING, "prompt": _TEXT_OR_MANY, "stream_options": _OBJECT}, ["prompt"]),
+    Kind.CHAT: (
+        "Chat completion",
+        {**_SAMPLING, "messages": _MESSAGES, "stream_options": _STREAM_OPTIONS},
+        ["messages"],
+    ),
+    Kind.COMPLETION: (
+        "Text completion",
+        {**_SAMPLING, "prompt": _TEXT_OR_MANY, "stream_options": _STREAM_OPTIONS},
+        ["prompt"],
+    ),
     Kind.RESPONSES: ("OpenAI Responses", {"input": _STRING, "stream": _BOOLEAN}, ["input"]),
     Kind.MESSAGES: ("Anthropic Messages", {"messages": _MESSAGES, "max_tokens": _INTEGER}, ["messages", "max_tokens"]),
     Kind.EMBEDDINGS: ("Embeddings", {"input": _TEXT_OR_MANY}, ["input"]),
@@ -50,7 +59,6 @@ _BODIES: dict[Kind, tuple[str, dict[str, Schema], list[str]]] = {
 }
 _HEADERS = {
     "x-request-id": _STRING,
-    "x-priority-class": _STRING,
     "x-slo-ttft-ms": _INTEGER,
     "x-slo-tpot-ms": _INTEGER,
     "x-deadline-ms": _INTEGER,
@@ -59,18 +67,23 @@ _HEADERS = {
 
 def api_routes(trunk: Trunk) -> list[HTTPRouteHandler]:
     """One handler per API. They take no arguments: the relay reads the request itself, which is the cheap way."""
-    return [_route(kind, Relay(trunk, kind)) for kind in Kind]
+    classes = Schema(type=OpenAPIType.STRING, enum=[*trunk.classes])
+    headers = [
+        Parameter(name=name, param_in="header", schema=schema)
+        for name, schema in {**_HEADERS, "x-priority-class": classes}.items()
+    ]
+    return [_route(kind, Relay(trunk, kind), headers) for kind in Kind]
 
 
-def _route(kind: Kind, relay: Relay) -> HTTPRouteHandler:
+def _route(kind: Kind, relay: Relay, headers: list[Parameter]) -> HTTPRouteHandler:
     async def handle() -> Relay:
         return relay
 
     handle.__name__ = f"post_{kind.value}"
-    return post(PATHS[kind], status_code=200, operation_class=_operation(kind), name=kind.value)(handle)
+    return post(PATHS[kind], status_code=200, operation_class=_operation(kind, headers), name=kind.value)(handle)
 
 
-def _operation(kind: Kind) -> type[Operation]:
+def _operation(kind: Kind, headers: list[Parameter]) -> type[Operation]:
     summary, properties, required = _BODIES[kind]
     schema = Schema(type=OpenAPIType.OBJECT, required=["model", *required], properties={"model": _STRING, **properties})
     responses = {str(status): _refusals(status) for status in sorted(set(errors.STATUS.values()) - {499})}
@@ -87,7 +100,7 @@ def _operation(kind: Kind) -> type[Operation]:
             self.request_body = RequestBody(
                 content={"application/json": OpenAPIMediaType(schema=schema)}, required=True
             )
-            self.parameters = [Parameter(name=name, param_in="header", schema=one) for name, one in _HEADERS.items()]
+            self.parameters = [*headers]
             self.responses = dict(responses)
 
     return ApiOperation
