@@ -1,6 +1,7 @@
 """The HTTP server of one process: uvicorn, with a limit on slow heads, a way to cut a stalled reader, and a drain."""
 
 import asyncio
+import re
 import socket
 from typing import Any
 
@@ -37,9 +38,13 @@ class Corked:
             return
         self._transport.write(data)
 
-    def _close(self) -> None:
+    def flush(self) -> None:
+        """Let a head go that has no body: an answer to HEAD."""
         if self._held:
             self._write(b"")
+
+    def _close(self) -> None:
+        self.flush()
         self._transport.close()
 
 
@@ -52,7 +57,8 @@ class FrontProtocol(HttpToolsProtocol):
     header_s = 10.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(Corked(transport))  # type: ignore[arg-type]
+        self._corked = Corked(transport)
+        super().connection_made(self._corked)  # type: ignore[arg-type]
         self._head_bytes = 0
         self._extensions = {ABORT: transport.abort}
         self._in_head = False
@@ -63,13 +69,23 @@ class FrontProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        between = self._between_requests()
+        if between and b"pgrade" in data:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self.transport.abort()
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(self.header_s, self.transport.abort)
+                return
+        elif not (between and self._between_requests()):
+            return
+        if self._head_timer is None:  # also for what begins no request: uvicorn has just stopped its own timer
+            self._head_timer = self.loop.call_later(self.header_s, self.transport.abort)
+
+    def on_response_complete(self) -> None:
+        self._corked.flush()
+        super().on_response_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -83,10 +99,25 @@ class FrontProtocol(HttpToolsProtocol):
             self._stop_timer()
         super().on_headers_complete()
 
+    def _between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
     def _stop_timer(self) -> None:
         timer, self._head_timer = self._head_timer, None
         if timer is not None:
             timer.cancel()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The head under another name for its `Upgrade`, which we never take up; the parser would drop the body after it.
+
+    Java's client asks for h2c in every request. A head that comes in pieces may keep it.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class Server(uvicorn.Server):
