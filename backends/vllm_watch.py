@@ -100,11 +100,10 @@ class Watchdog:
 
     def opened(self, was_idle: bool) -> None:
         """A request went to the engine. An idle engine owed no sign: its silence starts here."""
-        loop = asyncio.get_running_loop()
         if was_idle:
-            self._reports.seen_at = loop.time()
+            self._reports.seen_at = asyncio.get_running_loop().time()
         if self._timer is None and self._probe is None and not self._stopped:
-            self._timer = loop.call_at(self._due(), self._look)
+            self._arm()
 
     def stop(self) -> None:
         """No more looking. Idempotent."""
@@ -123,13 +122,18 @@ class Watchdog:
         """When to ask: the answer's time is part of the patience."""
         return self._reports.seen_at + max(self._patience_s() - PROBE_S, 0.0)
 
+    def _arm(self) -> None:
+        """Look again when it is due, and not later than `limit_s`: the patience may have become shorter by then."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(min(self._due(), loop.time() + self._limit_s), self._look)
+
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = None
         if self._stopped or not self._holds():
             return
         if loop.time() < self._due():
-            self._timer = loop.call_at(self._due(), self._look)
+            self._arm()
         else:
             self._probe = loop.create_task(self._question())
 
@@ -150,4 +154,4 @@ class Watchdog:
             self.on_hang(f"the vLLM engine has given no sign for {loop.time() - self._reports.seen_at:.0f} s")
             return
         self._reports.seen_at = max(self._reports.seen_at, asked_at)
-        self._timer = loop.call_at(self._due(), self._look)
+        self._arm()

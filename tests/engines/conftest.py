@@ -74,6 +74,7 @@ def _line(item: pytest.Item) -> int:
 def nothing_blocks() -> Iterator[BlockBuster]:
     """As everywhere, except while an engine comes up: vLLM reads files in the loop then."""
     guard = BlockBuster(scanned_modules=["backends"])
+    guard.functions["threading.Lock.acquire"].can_block_in("backends/vllm_seam.py", "_add")  # vLLM checks a grammar
     guard.activate()
     yield guard
     guard.deactivate()

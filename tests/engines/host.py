@@ -1,4 +1,4 @@
-"""A process that holds an engine, to be killed: `python host.py MODEL`. Prints the engine's process ids, then serves."""
+"""A process that holds an engine, to be killed: `python -m tests.engines.host MODEL` prints what it is, and stays."""
 
 import asyncio
 import json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import random
 from collections.abc import Awaitable, Callable
@@ -23,8 +24,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="session")]
 
 STREAM = {"stream": True}
 PREFILL = LONG | STREAM | {"max_tokens": 16, "messages": [{"role": "user", "content": "a " * 900}]}
-SLOW_GRAMMAR = "(" + "|".join(f"[a-z]{{{i},{i + 40}}}x{i}" for i in range(1, 60)) + ")"
 TRIES = 3
+COUNTER = itertools.count(1)
 
 
 async def idle(engine: InProcess, seconds: float = 2.0) -> float:
@@ -85,7 +86,9 @@ async def streaming_responses(engine: InProcess) -> list[Stream]:
 
 
 async def compiling_a_grammar(engine: InProcess) -> list[Stream]:
-    body = CHAT | STREAM | {"structured_outputs": {"regex": SLOW_GRAMMAR}}
+    new = next(COUNTER)  # one that is known is ready at once
+    regex = "(" + "|".join(f"[a-z]{{{i},{i + 40}}}x{i}" for i in range(new, new + 60)) + ")"
+    body = CHAT | STREAM | {"structured_outputs": {"regex": regex}}
     return [(await start(engine, Kind.CHAT, body))[1]]
 
 

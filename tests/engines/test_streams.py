@@ -38,7 +38,6 @@ PLAIN: dict[str, tuple[Kind, dict[str, Any]]] = {
     "chat with usage": (Kind.CHAT, CHAT | {"stream_options": USAGE}),
     "chat that stops": (Kind.CHAT, CHAT | {"stop": ["e", "a"]}),
     "chat of one token": (Kind.CHAT, CHAT | {"max_tokens": 1}),
-    "chat with a schema": (Kind.CHAT, CHAT | {"max_tokens": 64, "response_format": {"type": "json_object"}}),
     "completion": (Kind.COMPLETION, TEXT),
     "completion with usage": (Kind.COMPLETION, TEXT | {"stream_options": USAGE}),
 }
