@@ -302,6 +302,8 @@ class Answer:
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status: int = self._parser.get_status_code()
+        if status == 101:
+            raise Nonsense("a change of protocol that was not asked for")
         if status < 200:
             self.headers = {}  # an interim answer: the real one follows
             return

@@ -43,7 +43,7 @@ class FaultServer:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> "FaultServer":
-        return await self.start()
+        return self if self._server else await self.start()
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
@@ -93,6 +93,7 @@ class FaultServer:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard: list[bytes] = []
         self.requests.append(heard)
+        self._changed.set()
         if not await self._act(self.early, reader, writer):
             return
         while True:
@@ -130,7 +131,7 @@ class FaultServer:
     async def _hang(self, reader: asyncio.StreamReader) -> bool:
         """Wait for `release`; True when the client went away first."""
         gate = asyncio.ensure_future(self._gate.wait())
-        left = asyncio.ensure_future(reader.read(1))
+        left = asyncio.ensure_future(_to_end(reader) if self.reads else asyncio.Event().wait())
         try:
             await asyncio.wait((gate, left), return_when=asyncio.FIRST_COMPLETED)
             return left.done()
@@ -148,6 +149,12 @@ class FaultServer:
         else:
             writer.close()
             await writer.wait_closed()
+
+
+async def _to_end(reader: asyncio.StreamReader) -> bool:
+    while await reader.read(65536):
+        pass
+    return True
 
 
 def sized(body: bytes, status: bytes = b"200 OK", more: bytes = b"", media: bytes = b"application/json") -> bytes:

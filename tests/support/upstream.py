@@ -63,7 +63,7 @@ class Upstream:
         return f"<Upstream {self.url}: {self.running} running, {self.completed} completed, {self.aborted} aborted>"
 
     async def __aenter__(self) -> "Upstream":
-        return await self.start()
+        return self if self._server else await self.start()
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
