@@ -89,17 +89,17 @@ class Events:
         call = self._call
         if self._ended or call.gone():
             return None
-        text = await self._event()
+        events: list[str] = []
+        while (text := await self._event()) is not None:
+            events.append(text)
+            if call.finished and not call.lazy:
+                continue  # the engine is through: the rest comes without a wait
+            if call.tokens:  # what opens a stream waits for the first token: until then a failure has its own status
+                return Chunk("".join(events).encode(), self._new_tokens())
         if call.gone():
             return None
-        if text is None:
-            return self._end("")
-        if call.finished and not call.lazy:  # the engine is through: the rest comes without a wait
-            rest = []
-            while (more := await self._event()) is not None:
-                rest.append(more)
-            return self._end(text + "".join(rest))
-        return Chunk(text.encode(), self._new_tokens())
+        self._ended = True
+        return Chunk("".join(events).encode(), self._new_tokens(), call.usage(), last=True)
 
     async def aclose(self) -> None:
         """See `backends.protocol.Stream`."""
@@ -123,10 +123,6 @@ class Events:
             self._ended = True
             raise BackendError(f"vLLM failed in the middle: {text[:500].strip()}")
         return text
-
-    def _end(self, text: str) -> Chunk:
-        self._ended = True
-        return Chunk(text.encode(), self._new_tokens(), self._call.usage(), last=True)
 
     def _new_tokens(self) -> int:
         new, self._told = self._call.tokens - self._told, self._call.tokens

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / ".models" / "tiny"
 START_S = 300.0
-ORDER = ("test_parity", "test_kill", "test_streams", "test_cancel", "test_hang", "test_orphan")
+ORDER = ("test_parity", "test_kill", "test_streams", "test_contract", "test_cancel", "test_hang", "test_orphan")
 
 FLAGS: dict[str, Any] = {"max-model-len": 2048, "enforce-eager": True, "dtype": "bfloat16", "max-num-seqs": 16}
 TOOLS: dict[str, Any] = {"tool-call-parser": "hermes", "enable-auto-tool-choice": True}

@@ -165,10 +165,10 @@ def memory_mib() -> float:
 async def test_random_cancels_leave_nothing(plain: InProcess) -> None:
     dice = random.Random(20)
     tasks_before = len(asyncio.all_tasks())
-    await flood(plain, dice, 100)
+    await flood(plain, dice, 200)
     gc.collect()
     before = memory_mib()
-    await flood(plain, dice, 300)
+    await flood(plain, dice, 1_800)
     await idle(plain)
     async with asyncio.timeout(2.0):
         while len(asyncio.all_tasks()) > tasks_before:
