@@ -40,6 +40,10 @@ class Failed(Exception):
         self.refusal, self.status, self.body = refusal, status, body
 
 
+class _WentDown(BackendLost):
+    """The backend went down while the request waited for it, and never heard of the request."""
+
+
 class Job(Struct, frozen=True):
     """What is asked: by whom, in which class, by when. Times are seconds of the loop's clock; 0 is no deadline."""
 
@@ -199,7 +203,7 @@ class Exchange:
         """Start the generation and wait for its first chunk."""
         backend = member.backend
         if backend is None:
-            raise BackendLost(f"{member.config.name} went down while this waited")
+            raise _WentDown(f"{member.config.name} went down while this waited")
         assert self.plan is not None
         if self.plan.maker != backend.name:
             self.plan.close()
@@ -214,25 +218,26 @@ class Exchange:
         return chunk
 
     def _again(self, job: Job, member: Member, error: Exception) -> tuple[int, ...]:
-        """After a failure before the first chunk: back to the queue for another backend, or Failed."""
+        """After a failure before the first chunk: back to the queue for another backend, or Failed.
+
+        Who was never sent anywhere takes nothing from the retry budget.
+        """
         at = now()
-        if isinstance(error, BackendLost):
-            member.lost(at)
-        elif isinstance(error, BackendError):
+        unheard = isinstance(error, _WentDown)
+        if isinstance(error, BackendError):
             member.breaker.failure(at)
+        elif isinstance(error, BackendLost) and not unheard:
+            member.lost(at)
         log.warning("%s failed before its first chunk: %s", member.config.name, error)
         self._let_go(ran=False)
         self.tried.add(member.position)
-        busy = isinstance(error, BackendBusy)
-        reason = Reason.NO_BACKEND if busy else Reason.ENGINE_ERROR
         wait_s = error.retry_after_s if isinstance(error, BackendBusy) else 0.0
-        failed = Failed(Refusal(reason, f"the engine failed before its first token: {error}", None, wait_s))
         try:
             positions = job.pool.candidates(job.prompt.kind, job.wanted, self.tried)
-        except Unservable:
-            raise failed from error
-        if not self.trunk.retries.allows(at, attempts=len(self.tried), candidates=len(job.pool.members)):
-            raise failed from error
+        except Unservable as none:
+            raise _failed(error, isinstance(error, BackendLost), wait_s or none.refusal.retry_after_s) from error
+        if not unheard and not self.trunk.retries.allows(at, len(self.tried), len(job.pool.members)):
+            raise _failed(error, False, wait_s) from error
         self.state = step(self.state, Event.RETRY)
         return positions
 
@@ -266,6 +271,13 @@ _FAULTS = frozenset({Reason.ENGINE_ERROR, Reason.ENGINE_LOST, Reason.INTERNAL})
 def _ms(by: float, at: float) -> int:
     """Milliseconds left until `by`, negative if it has passed; very many where there is no deadline."""
     return int((by - at) * 1000) if by else NO_DEADLINE_MS
+
+
+def _failed(error: Exception, alone: bool, wait_s: float) -> Failed:
+    """A failure before the first chunk as an answer. `alone`: there was no other backend to go to."""
+    none = alone or isinstance(error, BackendBusy)
+    what = f"the engine failed before its first token: {error}"
+    return Failed(Refusal(Reason.NO_BACKEND if none else Reason.ENGINE_ERROR, what, None, wait_s if none else 0.0))
 
 
 def _refusal_of(no: Refused) -> Refusal:
