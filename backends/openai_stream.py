@@ -8,13 +8,13 @@ from backends.http1_wire import Answer
 from backends.openai_frames import USAGE_TAIL_BYTES, Part, join, look, usage_in_tail
 from backends.openai_refusal import failure_of
 from backends.protocol import BackendBusy, BackendError, BackendLost, Chunk, Usage
-from backends.sse import Framer, payload, split
+from backends.sse import Framer, each, payload
 
 REFUSAL_BYTES = 1024 * 1024
 
 Learn = Callable[[Usage], None]
 
-# A read in which one of these stands is looked at event by event; strings cannot hold them, their quotes are escaped.
+# From the event on in which one of these stands, each is looked at; strings cannot hold them, their quotes are escaped.
 _MARKS_COMPACT = (b'"finish_reason":"', b'"usage":{', b'"error"', b"[DONE]")
 _MARKS_SPACED = (b'"finish_reason": "', b'"usage": {', b'"error"', b"[DONE]")
 
@@ -71,6 +71,7 @@ class EventStream:
         "_framer",
         "_hides_usage",
         "_learn",
+        "_looked",
         "_marks",
         "_over",
         "_started",
@@ -85,6 +86,7 @@ class EventStream:
         self._learn = learn
         self._framer = Framer()
         self._marks = _MARKS_COMPACT
+        self._looked = 0  # bytes of the last read that were looked at event by event
         self._started = False  # an event with output has passed
         self._over = False
         self._closed = False
@@ -126,22 +128,40 @@ class EventStream:
             raise BackendError(str(error)) from error
         if not events:
             return None
-        if self._started and not self._typed and self._plain(events):
-            return Chunk(events, events.count(b"\n\n"))
-        chunk = self._look(events)
+        if self._typed or b"\r" in events or b"\n:" in events or events.startswith(b":"):
+            chunk = self._look(events)
+        else:
+            chunk = self._skim(events)
         return chunk if chunk.data or chunk.last else None
 
-    def _plain(self, events: bytes) -> bool:
-        if events.startswith(b":") or b"\r" in events:
-            return False
-        first, second, third, fourth = self._marks
-        return not (first in events or second in events or third in events or fourth in events)
+    def _skim(self, events: bytes) -> Chunk:
+        """Only the events that open and close a stream are looked at; those between them are counted."""
+        if self._started:
+            opening, begins = None, 0
+        else:
+            opening = self._look(events, until_output=True)
+            begins = self._looked
+            if self._error is not None or self._over or begins == len(events):
+                return opening
+        found = [at for mark in self._marks if (at := events.find(mark, begins)) >= 0]
+        ends = len(events)
+        if found:
+            before = events.rfind(b"\n\n", begins, min(found))
+            ends = before + 2 if before >= 0 else begins
+        tokens = events.count(b"\n\n", begins, ends) + (opening.tokens if opening else 0)
+        if ends == len(events):
+            return Chunk(events if opening is None else opening.data + events[begins:], tokens)
+        closing = self._look(events[ends:])
+        passed = events[:ends] if opening is None else opening.data + events[begins:ends]
+        return Chunk(passed + closing.data, tokens + closing.tokens, closing.usage, closing.last)
 
-    def _look(self, events: bytes) -> Chunk:
+    def _look(self, events: bytes, until_output: bool = False) -> Chunk:
         """Event by event. An error is kept for the next call when good events stand before it."""
         kept: list[bytes] = []
         tokens = 0
-        for event in split(events):
+        self._looked = 0
+        for event in each(events):
+            self._looked += len(event)
             try:
                 seen = look(payload(event))
             except ValueError as error:
@@ -159,6 +179,8 @@ class EventStream:
                 if not self._started:
                     self._started = True
                     self._marks = _MARKS_SPACED if b'"choices": ' in event else _MARKS_COMPACT
+                if until_output:
+                    break
             elif seen.part is Part.END:
                 self._over = True
         return self._chunk(b"".join(kept), tokens)

@@ -1,6 +1,7 @@
 """Server-sent events on the wire: cut into whole events, never rewritten."""
 
 import re
+from collections.abc import Iterator
 
 HELD_BYTES = 16 * 1024 * 1024  # of one event that has not ended yet
 
@@ -52,8 +53,13 @@ class Framer:
 
 
 def split(events: bytes) -> list[bytes]:
-    """Whole events, one by one, each with its empty line."""
-    return _EVENT.findall(events)
+    """Whole events, each with its empty line."""
+    return list(each(events))
+
+
+def each(events: bytes) -> Iterator[bytes]:
+    """Whole events, one by one as they are asked for."""
+    return (found.group() for found in _EVENT.finditer(events))
 
 
 def payload(event: bytes) -> bytes:
