@@ -1,6 +1,7 @@
 """The backends that serve one model name, each kept alive by a keeper of its own."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 GAUGE_S = 1.0
 MISSES = 3  # gauges in a row that may fail before a backend counts as down
+SILENT_S = 2.0  # how long streams on a backend that is down may give nothing before they are ended
 RECONNECT_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 DEFAULT_RUNNING = 64
 DEFAULT_CHUNK = 2048
@@ -58,7 +60,7 @@ class BackendConfig(Protocol):
 class Member:
     """One backend of a pool over all its connections: what it is set to, what runs on it, whether it may be used."""
 
-    __slots__ = ("backend", "breaker", "config", "gauge", "nudge", "position", "running", "trouble")
+    __slots__ = ("backend", "breaker", "config", "gauge", "nudge", "position", "running", "tokens", "trouble")
 
     def __init__(self, position: int, config: BackendConfig) -> None:
         self.position = position
@@ -67,6 +69,7 @@ class Member:
         self.breaker = Breaker()
         self.gauge = Gauge()
         self.running = 0  # streams of this process that are open on it
+        self.tokens = 0  # output tokens that this process ever had from it
         self.nudge = asyncio.Event()  # a stream saw it die: look now, not at the next second
         self.trouble = "not connected yet"
 
@@ -195,36 +198,44 @@ class Pool:
         log.info("backend %s of %s is up: %s", backend.name, self.model, backend.bundle)
 
     async def _watch(self, member: Member, backend: Backend) -> None:
-        """Returns when the backend is lost and nothing of ours runs on it any more."""
-        misses = 0
+        """Returns when the backend is lost and nothing of ours runs on it any more, or nothing comes of what does."""
+        misses, heard, heard_at = 0, 0, 0.0
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GAUGE_S):
                     await member.nudge.wait()
-            except TimeoutError:
-                pass
             member.nudge.clear()
-            try:
-                async with asyncio.timeout(5 * GAUGE_S):
-                    member.gauge = await backend.gauge()
-            except BackendLost as error:
-                misses = MISSES
-                member.trouble = str(error)
-            except (BackendError, BackendBusy, TimeoutError) as error:
-                misses += 1
-                member.trouble = str(error) or "gave no sign in time"
-            else:
+            missed = await _look(member, backend)
+            if not missed:
                 if member.backend is None:
                     self._up(member, backend)
                 misses = 0
                 continue
+            misses += missed
             if misses < MISSES:
                 continue
             if member.backend is not None:
                 log.warning("backend %s of %s is down: %s", backend.name, self.model, member.trouble)
                 member.backend = None
-            if member.running == 0:
+                heard_at = now()
+            if member.tokens != heard:
+                heard, heard_at = member.tokens, now()
+            if member.running == 0 or now() - heard_at > SILENT_S:
                 return
+
+
+async def _look(member: Member, backend: Backend) -> int:
+    """Read the gauge: 0 if the backend answers, 1 if it fails to, MISSES if it says itself that it is lost."""
+    try:
+        async with asyncio.timeout(5 * GAUGE_S):
+            member.gauge = await backend.gauge()
+    except BackendLost as error:
+        member.trouble = str(error)
+        return MISSES
+    except (BackendError, BackendBusy, TimeoutError) as error:
+        member.trouble = str(error) or "gave no sign in time"
+        return 1
+    return 0
 
 
 def _bundle(member: Member) -> Bundle:
