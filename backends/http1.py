@@ -192,21 +192,26 @@ class Pool:
             async with asyncio.timeout(self.timing.connect_s):
                 await self._dial(connection)
         except TimeoutError:
-            connection.abort()
+            self._drop(connection)
             raise NotConnected(
                 f"{self.origin} did not accept a connection within {self.timing.connect_s:g} s"
             ) from None
         except OSError as error:
-            connection.abort()
+            self._drop(connection)
             raise NotConnected(f"cannot connect to {self.origin}: {error}") from error
         except BaseException:
-            connection.abort()
+            self._drop(connection)
             raise
         finally:
             self._connecting -= 1
         if connection.closed:
             raise NotConnected(f"{self.origin} closed the connection at once")
         return connection
+
+    def _drop(self, connection: Connection) -> None:
+        """End a connection that may be half made: its loop need not tell that it was lost."""
+        connection.abort()
+        self.forget(connection)
 
     async def _dial(self, connection: Connection) -> None:
         origin = self.origin
