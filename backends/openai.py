@@ -74,9 +74,13 @@ class OpenAI(Struct, tag="openai", tag_field="kind", frozen=True, kw_only=True, 
 
     def __post_init__(self) -> None:
         try:
-            parse_url(self.url)
+            origin = parse_url(self.url)
         except ValueError as error:
             raise ValueError(f"url: {error}") from None
+        if origin.scheme != "https" and (self.ca_file or not self.verify):
+            raise ValueError(
+                f"{'ca_file' if self.ca_file else 'verify'} means nothing for {self.url}, which is not https"
+            )
         if self.api_key_env and self.api_key_file:
             raise ValueError("api_key_env and api_key_file are both set: the key can come from one of them")
 

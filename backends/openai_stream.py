@@ -41,7 +41,7 @@ async def accepted(asked: Asked, media: bytes) -> Answer:
     got = answer.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if got and got != media:
         asked.release()
-        raise BackendError(f"the engine answered with {got.decode('latin-1')!r}")
+        raise BackendError(f"the engine answered with {got[:80].decode('latin-1')!r}")
     return answer
 
 

@@ -490,6 +490,8 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
         ({"url": "http://u:p@engine"}, "url: a URL must not carry"),
         ({"url": "http://e", "api_key": "secret"}, "unknown field `api_key`"),
         ({"url": "http://e", "api_key_env": "A", "api_key_file": "b"}, "both set"),
+        ({"url": "http://e", "ca_file": "x.pem"}, "ca_file means nothing"),
+        ({"url": "unix:/e", "verify": False}, "verify means nothing"),
         ({"url": "http://e", "idle_s": 0}, r"idle_s"),
         ({"url": "http://e", "features": ["flying"]}, r"features"),
         ({}, "missing required field `url`"),
