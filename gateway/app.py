@@ -10,17 +10,23 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import SwaggerRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
+from backends.protocol import PATHS, Kind
 from gateway import __version__
 from gateway.config import Config
 from gateway.http.ops import ops_routes
 from gateway.http.problems import HANDLERS
+from gateway.http.relay import Relay
 from gateway.http.routes import api_routes
 from gateway.trunk import Trunk
 
 
 def build(config: Config) -> Litestar:
-    """The application for one process. `app.state.trunk` is its Trunk; the lifespan starts and ends it."""
+    """The application for one process: `app.state.trunk` is its Trunk, `app.state.relays` the inference APIs by path.
+
+    The lifespan starts and ends the trunk.
+    """
     trunk = Trunk(config)
+    relays = {PATHS[kind]: Relay(trunk, kind) for kind in Kind}
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
@@ -32,10 +38,10 @@ def build(config: Config) -> Litestar:
             await trunk.aclose()
 
     return Litestar(
-        route_handlers=[*api_routes(trunk), *ops_routes(trunk)],
+        route_handlers=[*api_routes(trunk, relays), *ops_routes(trunk)],
         lifespan=[lifespan],
         exception_handlers=HANDLERS,
-        state=State({"trunk": trunk}),
+        state=State({"trunk": trunk, "relays": relays}),
         openapi_config=_openapi(bool(trunk.tenants.all)),
         logging_config=None,
         request_max_body_size=config.server.max_body_bytes,

@@ -10,6 +10,7 @@ from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.config import ServerConfig
+from gateway.http.front import Front
 from gateway.http.relay import ABORT
 from gateway.trunk import Trunk
 
@@ -144,7 +145,8 @@ def uvicorn_config(app: Litestar, server: ServerConfig) -> uvicorn.Config:
     if server.tls_cert_file:
         files = {"ssl_certfile": server.tls_cert_file, "ssl_keyfile": server.tls_key_file}
     return uvicorn.Config(
-        app,
+        Front(app, app.state.relays),
+        interface="asgi3",
         host=server.host,
         port=server.port,
         http=protocol,

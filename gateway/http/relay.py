@@ -6,7 +6,7 @@ It writes the response itself, since a framework's streaming response may never 
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from litestar.types import Message, Receive, Scope, Send
@@ -41,8 +41,8 @@ class Relay:
     def __init__(self, trunk: Trunk, kind: Kind) -> None:
         self.trunk, self.kind = trunk, kind
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _Request(self.trunk, self.kind, receive, send).run(scope)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        return _Request(self.trunk, self.kind, receive, send).run(scope)
 
 
 class _Request:

@@ -1,5 +1,6 @@
 """The inference APIs: one route each, described for OpenAPI, answered by a relay."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,14 +66,14 @@ _HEADERS = {
 }
 
 
-def api_routes(trunk: Trunk) -> list[HTTPRouteHandler]:
+def api_routes(trunk: Trunk, relays: Mapping[str, Relay]) -> list[HTTPRouteHandler]:
     """One handler per API. They take no arguments: the relay reads the request itself, which is the cheap way."""
     classes = Schema(type=OpenAPIType.STRING, enum=[*trunk.classes])
     headers = [
         Parameter(name=name, param_in="header", schema=schema)
         for name, schema in {**_HEADERS, "x-priority-class": classes}.items()
     ]
-    return [_route(kind, Relay(trunk, kind), headers) for kind in Kind]
+    return [_route(relay.kind, relay, headers) for relay in relays.values()]
 
 
 def _route(kind: Kind, relay: Relay, headers: list[Parameter]) -> HTTPRouteHandler:
