@@ -7,6 +7,8 @@ import pytest
 import uvloop
 
 from backends.http1 import Pool, Timing, parse_url
+from backends.openai import OpenAI, RemoteEngine
+from tests.support.upstream import Upstream
 
 QUICK = Timing(connect_s=2.0, first_byte_s=2.0, idle_s=2.0, keep_s=2.0)
 
@@ -38,3 +40,17 @@ async def settled(pool: Pool) -> None:
     async with asyncio.timeout(2.0):
         while len(pool) != pool.idle:
             await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    async with Upstream("m", "other") as site:
+        yield site
+
+
+@pytest.fixture
+async def engine(upstream: Upstream) -> AsyncIterator[RemoteEngine]:
+    backend = await OpenAI(name="far", url=upstream.url).connect("m")
+    yield backend
+    await settled(backend.pool)
+    await backend.aclose()

@@ -1,11 +1,14 @@
 """What the tests of the HTTP client send, and a connection without a network."""
 
 import asyncio
+import ssl
+from pathlib import Path
 from typing import Any
 
 from backends.http1 import Pool
 from backends.http1_wire import Answer, Connection
 
+CERTS = Path(__file__).parents[2] / "support" / "certs"
 GET = b"GET /x HTTP/1.1\r\nhost: engine\r\n\r\n"
 
 
@@ -103,3 +106,10 @@ class Bare:
                 return self.answer.status, b"".join(parts)
         finally:
             self.answer.release()
+
+
+def server_tls() -> ssl.SSLContext:
+    """A certificate for `localhost` by the authority in `ca.pem`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTS / "server.pem")
+    return context
