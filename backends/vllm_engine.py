@@ -80,6 +80,7 @@ async def _serve(config: Vllm, model: str, llm: AsyncLLM, start: "Start") -> "In
     engine.stationery = await learn(desk, model)
     await _warm(engine, model)
     gc.freeze()  # half a million objects that will not go before the engine does
+    vllm.envs.enable_envs_cache()  # vLLM looks at its environment for every token
     return engine
 
 
@@ -115,6 +116,7 @@ class Start:
     def run(self) -> AsyncLLM:
         """The engine. Raises ValueError, BackendLost, OSError."""
         with _building:
+            vllm.envs.disable_envs_cache()
             self._before = {child.pid for child in multiprocessing.active_children()}
             self.args = self._parse()
             try:
