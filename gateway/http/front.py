@@ -19,8 +19,6 @@ class Front:
         self._app, self._relays = app, relays
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            relay = self._relays.get(scope["path"])
-            if relay is not None:
-                return relay(scope, receive, send)
+        if scope.get("method") == "POST" and (relay := self._relays.get(scope["path"])) is not None:
+            return relay(scope, receive, send)
         return self._app(scope, receive, send)
