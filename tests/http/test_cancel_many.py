@@ -18,9 +18,9 @@ from tests.support.site import Site, running
 from tests.support.upstream import Upstream
 from tests.support.wire import chat_body, request, wire
 
-CANCELS, REQUESTS, WARM_UP, CLIENTS = 2_000, 2_800, 400, 48
-"""Some requests are faster than their client's patience."""
+CANCELS, AT_ONCE, WARM_UP, CLIENTS = 2_000, 600, 400, 48
 
+LIVING = (State.RECEIVED, State.QUEUED, State.GRANTED, State.STREAMING)
 MOST_GROWTH_BYTES = 20 * 1024 * 1024
 
 POOLS = """
@@ -113,15 +113,12 @@ async def test_two_thousand_random_cancels_leave_nothing(monkeypatch: pytest.Mon
         taken.clear()
         gc.collect()
         tasks, before = len(asyncio.all_tasks()), resident_bytes()
-        await many(site, REQUESTS, dice)
+        while sum(taken[state, Event.LEAVE] for state in LIVING) < CANCELS:  # some answers are faster than patience
+            await many(site, AT_ONCE, dice)
         await zero(site, 10)
         await site.until(lambda: len(asyncio.all_tasks()) <= tasks)
-        asked = len(upstream.generations)
-        assert asked > CANCELS / 5
-        for state in (State.RECEIVED, State.QUEUED, State.GRANTED, State.STREAMING):
-            assert taken[state, Event.LEAVE] > 20
-        assert sum(times for (_, event), times in taken.items() if event is Event.LEAVE) >= CANCELS
-        assert upstream.aborted > CANCELS / 10
+        assert all(taken[state, Event.LEAVE] > 20 for state in LIVING), taken
+        assert upstream.aborted > 100
         assert (upstream.running, site.trunk.reaper.failed) == (0, 0)
         assert site.trunk.queue.session.rejoins == 0
         upstream.seen.clear()

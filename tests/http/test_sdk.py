@@ -78,14 +78,13 @@ async def test_an_error_in_mid_stream_is_raised_with_what_came_before_it() -> No
 
 async def test_the_sdk_comes_back_when_told_to() -> None:
     async with running(TENANTS) as site, sdk(site, retries=2) as client:
-        member, *_ = site.trunk.members()
-        down, member.backend = member.backend, None
+        site.trunk.draining = True
         calls = 0
 
         def put_back(response: Any) -> Any:
             nonlocal calls
             calls += 1
-            member.backend = down
+            site.trunk.draining = False
             return _nothing()
 
         client._client.event_hooks = {"response": [put_back]}
