@@ -209,13 +209,27 @@ class Exchange:
             self.plan.close()
             self.plan = await backend.plan(job.prompt)
         self.stream = await backend.open(self.plan)
-        chunk = await self.stream.next()
+        chunk = await self._first_output(self.stream)
         self.state = step(self.state, Event.CHUNK)
         self.started_at = now()
         assert self.place is not None
         self.place.first_token()
-        self._count(chunk)
         return chunk
+
+    async def _first_output(self, stream: Stream) -> Chunk | None:
+        """The first chunk with output in it, after the frames before it (the role, say): until then it may move."""
+        chunk = await stream.next()
+        self._count(chunk)
+        before: list[bytes] = []
+        while chunk is not None and not chunk.tokens and not chunk.last:
+            before.append(chunk.data)
+            chunk = await stream.next()
+            self._count(chunk)
+        if not before:
+            return chunk
+        if chunk is None:
+            return Chunk(b"".join(before), last=True)
+        return Chunk(b"".join([*before, chunk.data]), chunk.tokens, chunk.usage, chunk.last)
 
     def _again(self, job: Job, member: Member, error: Exception) -> tuple[int, ...]:
         """After a failure before the first chunk: back to the queue for another backend, or Failed.

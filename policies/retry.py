@@ -9,10 +9,14 @@ _TRACE = 0.01  # what fades never quite reaches zero
 
 
 class RetryRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Retries may be `share` of the requests of about the last `memory_s`, and `burst` in any case."""
+    """Retries may be `share` of the requests of about the last `memory_s`, and `burst` in any case.
+
+    The burst is about what one dying engine may hold before its first tokens. Each retry waits for a lease like
+    everything else, so it never adds to what the other engines run at once.
+    """
 
     share: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    burst: Annotated[int, Meta(ge=0)] = 3
+    burst: Annotated[int, Meta(ge=0)] = 64
     memory_s: Annotated[float, Meta(gt=0)] = 10.0
     most_attempts: Annotated[int, Meta(ge=1)] = 3
 

@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from policies.retry import RetryBudget, RetryRule
 
 
+SMALL = RetryRule(burst=3)
+
+
 def taken(budget: RetryBudget, at: float, tries: int) -> int:
     return sum(budget.allows(at, attempts=1, candidates=9) for _ in range(tries))
 
@@ -20,24 +23,24 @@ def test_attempts_are_bounded_by_backends_and_three(attempts: int, candidates: i
 
 
 def test_a_few_are_allowed_without_any_traffic() -> None:
-    assert taken(RetryBudget(), 0.0, 10) == 3
+    assert taken(RetryBudget(SMALL), 0.0, 10) == 3
 
 
 def test_a_tenth_of_the_requests_may_be_tried_again() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(SMALL)
     for _ in range(500):
         budget.request(0.0)
     assert taken(budget, 0.0, 1000) == 50
 
 
 def test_a_refusal_takes_nothing() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(SMALL)
     assert not any(budget.allows(0.0, attempts=3, candidates=9) for _ in range(100))
     assert taken(budget, 0.0, 10) == 3
 
 
 def test_it_fills_again_with_time_and_forgets_old_traffic() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(SMALL)
     for _ in range(500):
         budget.request(0.0)
     assert taken(budget, 0.0, 1000) == 50
@@ -46,7 +49,7 @@ def test_it_fills_again_with_time_and_forgets_old_traffic() -> None:
 
 
 def test_the_clock_of_another_event_may_be_a_little_behind() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(SMALL)
     budget.request(10.0)
     assert budget.allows(9.9, attempts=1, candidates=2)
 
@@ -59,14 +62,14 @@ def test_nothing_is_allowed_by_a_rule_of_nothing() -> None:
 
 
 def test_the_status_line() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(SMALL)
     budget.allows(0.0, 1, 2)
     assert repr(budget) == "<RetryBudget 1.0 of 3.0 used>"
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 0.5)), max_size=200))
 def test_retries_never_exceed_the_share_and_the_burst(events: list[tuple[bool, float]]) -> None:
-    budget, at, requests, retries = RetryBudget(), 0.0, 0, 0
+    budget, at, requests, retries = RetryBudget(SMALL), 0.0, 0, 0
     for is_request, passed in events:
         at += passed
         if is_request:
