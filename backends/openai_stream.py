@@ -13,6 +13,7 @@ from backends.sse import Framer, each, payload
 REFUSAL_BYTES = 1024 * 1024
 
 Learn = Callable[[Usage], None]
+_NOTHING = Chunk(b"")
 
 # From the event on in which one of these stands, each is looked at; strings cannot hold them, their quotes are escaped.
 _MARKS_COMPACT = (b'"finish_reason":"', b'"usage":{', b'"error"', b"[DONE]")
@@ -136,9 +137,8 @@ class EventStream:
 
     def _skim(self, events: bytes) -> Chunk:
         """Only the events that open and close a stream are looked at; those between them are counted."""
-        if self._started:
-            opening, begins = None, 0
-        else:
+        opening, begins = _NOTHING, 0
+        if not self._started:
             opening = self._look(events, until_output=True)
             begins = self._looked
             if self._error is not None or self._over or begins == len(events):
@@ -148,12 +148,13 @@ class EventStream:
         if found:
             before = events.rfind(b"\n\n", begins, min(found))
             ends = before + 2 if before >= 0 else begins
-        tokens = events.count(b"\n\n", begins, ends) + (opening.tokens if opening else 0)
+        tokens = opening.tokens + events.count(b"\n\n", begins, ends)
         if ends == len(events):
-            return Chunk(events if opening is None else opening.data + events[begins:], tokens)
+            return Chunk(events, tokens)
         closing = self._look(events[ends:])
-        passed = events[:ends] if opening is None else opening.data + events[begins:ends]
-        return Chunk(passed + closing.data, tokens + closing.tokens, closing.usage, closing.last)
+        whole = len(opening.data) == begins and len(closing.data) == len(events) - ends
+        data = events if whole else opening.data + events[begins:ends] + closing.data
+        return Chunk(data, tokens + closing.tokens, closing.usage, closing.last)
 
     def _look(self, events: bytes, until_output: bool = False) -> Chunk:
         """Event by event. An error is kept for the next call when good events stand before it."""

@@ -57,13 +57,21 @@ def split(events: bytes) -> list[bytes]:
     return list(each(events))
 
 
-def each(events: bytes) -> Iterator[bytes]:
-    """Whole events, one by one as they are asked for."""
-    return (found.group() for found in _EVENT.finditer(events))
+def each(events: bytes, begins: int = 0) -> Iterator[bytes]:
+    """Whole events from `begins` on, one by one as they are asked for."""
+    if b"\r" in events:
+        for found in _EVENT.finditer(events, begins):
+            yield found.group()
+        return
+    while (end := events.find(b"\n\n", begins)) >= 0:
+        yield events[begins : end + 2]
+        begins = end + 2
 
 
 def payload(event: bytes) -> bytes:
     """The data of one event, its lines joined; empty for a comment."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
+        return event[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return lines[0] if len(lines) == 1 else b"\n".join(lines)
 
