@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from policies.retry import RetryBudget, RetryRule
 
-
 SMALL = RetryRule(burst=3)
 
 
