@@ -4,6 +4,7 @@ It writes the response itself, since a framework's streaming response may never 
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Coroutine, Mapping
@@ -22,6 +23,7 @@ from policies.types import Objective, ServiceClass
 
 log = logging.getLogger(__name__)
 
+LINGER_S = 5.0  # how long a client that is refused may go on sending before its connection is closed
 WATCH_AFTER_S = 0.03  # most short requests end before they need a watcher
 _JSON = (b"content-type", b"application/json")
 _SSE = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -188,7 +190,6 @@ class _Request:
         if self._trunk.draining:
             raise Failed(Refusal(Reason.DRAINING, "the gateway is shutting down"))
         body = await self._body(headers)
-        self._reading = False
         job = self._job(tenant, headers, body)
         self._streams = job.prompt.stream
         self._end_by = job.end_by
@@ -223,13 +224,14 @@ class _Request:
             if message["type"] != "http.request":
                 raise Failed(_GONE)
             part = message.get("body", b"")
+            self._reading = message.get("more_body", False)
             size += len(part)
             if size > limit:
                 raise too_large
-            if not parts and not message.get("more_body"):
+            if not parts and not self._reading:
                 return part
             parts.append(part)
-            if not message.get("more_body"):
+            if not self._reading:
                 return b"".join(parts)
 
     def _job(self, tenant: Tenant, headers: Mapping[bytes, bytes], body: bytes) -> Job:
@@ -305,7 +307,18 @@ class _Request:
         if refusal.reason in _UNREAD:
             headers.append((b"connection", b"close"))
         await self._start(failed.status or errors.STATUS[refusal.reason], headers)
-        await self._write(body, more=False)
+        lingers = self._reading and refusal.reason in _UNREAD and refusal.reason is not Reason.TOO_SLOW
+        await self._write(body, more=lingers)
+        if lingers:
+            await self._linger()
+            await self._write(b"", more=False)
+
+    async def _linger(self) -> None:
+        """Take in for a moment what is still sent: else the client reads a reset, not the refusal, and tries again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(LINGER_S, max(0.0, self._body_by - now()))):
+                while (await self._receive()).get("more_body"):
+                    pass
 
     async def _start(self, status: int, headers: errors.Headers) -> None:
         self._started = True
