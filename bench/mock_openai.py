@@ -8,6 +8,7 @@ and aborted answers.
 
 import argparse
 import asyncio
+import functools
 from typing import cast
 
 import msgspec
@@ -72,6 +73,17 @@ _MODELS = _response(msgspec.json.encode({"object": "list", "data": [_CARD]}))
 _NOT_FOUND = _response(b'{"error":{"message":"not found"}}', b"404 Not Found")
 
 
+def _tail(tokens: int, usage: bool) -> bytes:
+    return _LAST + (_event([], usage=_usage(tokens)) if usage else b"") + _DONE
+
+
+@functools.lru_cache(64)
+def _burst(tokens: int, usage: bool) -> bytes:
+    """A whole stream, an HTTP chunk per event. Kept ready, so that the mock is never what limits a benchmark."""
+    return _HEAD + _FIRST + _TOKEN * tokens + _tail(tokens, usage)
+
+
+@functools.lru_cache(64)
 def _whole(tokens: int) -> bytes:
     message = {"role": "assistant", "content": " token" * tokens}
     body = {
@@ -129,17 +141,13 @@ class Connection(asyncio.Protocol):
         tokens = ask.max_tokens or ask.max_completion_tokens or 16
         itl_s = float(ask.user[7:]) / 1e3 if ask.user and ask.user.startswith("itl_ms=") else self._itl_s
         usage = ask.stream_options is not None and bool(ask.stream_options.include_usage)
-        tail = _LAST + (_event([], usage=_usage(tokens)) if usage else b"") + _DONE
         if not ask.stream:
             self._later(self._ttft_s + itl_s * tokens, _whole(tokens))
         elif itl_s or self._ttft_s:
             now = asyncio.get_running_loop().time()
-            self._tell(now + self._ttft_s, itl_s, tokens, tail)
+            self._tell(now + self._ttft_s, itl_s, tokens, _tail(tokens, usage))
         else:
-            self._transport.write(_HEAD + _FIRST)
-            for _ in range(tokens):
-                self._transport.write(_TOKEN)
-            self._end(tail)
+            self._end(_burst(tokens, usage))
 
     def _later(self, seconds: float, data: bytes) -> None:
         if seconds:
