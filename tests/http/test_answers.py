@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.support.quiet import zero
 from tests.support.site import Site, running
+from tests.support.upstream import Upstream
 from tests.support.wire import chat_body, events, request, wire
 
 
@@ -144,6 +145,23 @@ async def test_a_refusal_after_a_comment_is_the_last_event() -> None:
         assert last["error"]["code"] == "expired"
         assert last["usage"]["completion_tokens"] == 0
         holder.cancel()
+
+
+async def test_what_goes_on_to_a_remote_engine() -> None:
+    async with Upstream("theirs") as upstream:
+        config = '[[pool]]\nmodel = "demo"\n[[pool.backend]]\nkind = "openai"\nname = "up"\nmodel = "theirs"\n'
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        headers = {"x-request-id": "r-1", "traceparent": trace, "tracestate": "a=b", "authorization": "Bearer secret"}
+        async with running(f'{config}url = "{upstream.url}"\n') as site:
+            async with site.chat(headers={**headers, "x-other": "no"}, max_tokens=2, temperature=0.25) as answer:
+                assert answer.status == 200
+            await zero(site)
+        (seen,) = upstream.generations
+        assert {name: seen.headers[name] for name in ("x-request-id", "traceparent", "tracestate")} == {
+            name: headers[name] for name in ("x-request-id", "traceparent", "tracestate")
+        }
+        assert not {"authorization", "x-other"} & seen.headers.keys()
+        assert (seen.json()["model"], seen.json()["temperature"]) == ("theirs", 0.25)
 
 
 async def _hold(site: Site, tokens: int) -> None:

@@ -13,6 +13,7 @@ from gateway.http import relay
 from policies.lifecycle import State
 from tests.support.quiet import quiet, zero
 from tests.support.site import Site, running
+from tests.support.twist import never, twisted
 from tests.support.upstream import Upstream
 from tests.support.upstream_frames import Script
 from tests.support.wire import Wire, chat_body, events, request, wire
@@ -88,6 +89,15 @@ async def test_while_it_sends_its_body(case: Case) -> None:
         line.leave()
         await case.gone()
     assert exchange.state is State.CANCELLED
+
+
+async def test_while_it_is_planned(case: Case) -> None:
+    async with twisted(*case.site.trunk.members(), plan=never), asking(case, State.RECEIVED) as (line, exchange):
+        await case.site.until(lambda: exchange.job is not None)
+        line.leave()
+        await case.site.until(lambda: not case.site.live())
+    assert exchange.state is State.CANCELLED
+    await case.gone()
 
 
 async def test_while_it_waits_in_the_queue(case: Case) -> None:

@@ -202,6 +202,19 @@ async def an_engine_that_dies(site: Site) -> None:
         assert (await last(line))["error"]["code"] == "engine_lost"
 
 
+async def test_a_client_may_leave_while_it_waits_for_its_second_try() -> None:
+    async with running(PAIR) as site:
+        first, second = site.trunk.members()
+        failing = raising(BackendError("broken"))
+        async with asking(site, State.STREAMING, **ENDLESS):
+            busy = site.live()[0].member
+            other = second if busy is first else first
+            async with twisted(other, open=failing), asking(site, State.QUEUED) as line:
+                assert site.live()[1].tried
+                await leave(site, line, live=1)
+        await zero(site)
+
+
 def edges() -> set[Edge]:
     return {(state, event) for state, after in NEXT.items() for event in after}
 
