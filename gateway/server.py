@@ -15,6 +15,7 @@ from gateway.http.relay import ABORT
 from gateway.trunk import Trunk
 
 MOST_HEAD_BYTES = 65_536
+TICK_S = 0.1  # how often the server looks, while it drains, whether it is told to go at once
 
 
 class Corked:
@@ -135,6 +136,7 @@ class Server(uvicorn.Server):
         if self._drain is None:
             limit_s = self._trunk.config.server.drain_s
             self._drain = asyncio.get_running_loop().create_task(self._trunk.drain(limit_s))
+        await asyncio.wait([self._drain], timeout=TICK_S)
         return self._drain.done() or self.force_exit
 
 
