@@ -69,6 +69,18 @@ async def test_killed_before_the_first_token_the_answer_comes_from_the_other() -
         await zero(site)
 
 
+async def test_killed_with_twenty_prompts_in_it_all_are_answered_by_the_other() -> None:
+    async with engine("a") as a, engine("b") as b, running(pool(a.url, b.url)) as site:
+        await a.tell(Script(hold_at=0))
+        waiting = [asyncio.ensure_future(ask(site, max_tokens=2)) for _ in range(40)]
+        await site.until(lambda: len(site.live()) == 20 and {x.state for x in site.live()} == {State.GRANTED})
+        await a.until_running(20)
+        await a.kill()
+        answers = await asyncio.gather(*waiting)
+        assert [(status, text_of(body)) for status, body, _ in answers] == [(200, "bb")] * 40
+        await zero(site)
+
+
 async def test_all_down_is_503_until_one_is_back_by_itself() -> None:
     async with engine("a") as a, running(pool(a.url)) as site:
         assert (await ask(site, max_tokens=1))[0] == 200
