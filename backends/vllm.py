@@ -43,7 +43,8 @@ class Vllm(Struct, tag="vllm", tag_field="kind", frozen=True, kw_only=True, forb
     `args` are the flags of `vllm serve` (`max-model-len = 8192`); a table is what the flag takes as JSON.
 
     `model` is a folder or a Hugging Face id. An engine that holds requests and gives no sign for `watchdog_s` seconds
-    (or 20 of its steps, if that is longer) counts as hung. `allow_version` lets versions run that were never tried.
+    (or 20 of its steps, if that is longer) counts as hung. Tokens of one stream that come within `merge_ms` share a
+    frame; 0 sends each by itself. `allow_version` lets versions run that were never tried.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -51,6 +52,7 @@ class Vllm(Struct, tag="vllm", tag_field="kind", frozen=True, kw_only=True, forb
     args: dict[str, Argument] = {}
     allow_version: bool = False
     watchdog_s: Annotated[float, Meta(ge=1.0, le=3_600.0)] = 10.0
+    merge_ms: Annotated[float, Meta(ge=0.0, le=1_000.0)] = 8.0  # half of what a screen takes to draw
     limits: Limits = Limits()
 
     async def connect(self, model: str) -> Backend:

@@ -170,6 +170,7 @@ class InProcess:
         self.bundle = bundle
         self._llm, self._desk, self._reports = llm, desk, reports
         self.stationery = Stationery({})
+        self._merge_s = config.merge_ms / 1e3
         self._ranked = llm.vllm_config.scheduler_config.policy == "priority"
         self._lost: str | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -208,7 +209,7 @@ class InProcess:
         try:
             self._alive()
             was_idle = not self._llm.get_num_unfinished_requests()
-            await call.start(plan.prompt.rank if self._ranked else None)
+            await call.start(plan.prompt.rank if self._ranked else None, self._merge_s)
         except BaseException:
             call.close()
             raise

@@ -25,6 +25,25 @@ current: contextvars.ContextVar["Call"] = contextvars.ContextVar("vllm_call")
 """The call on whose behalf vLLM's serving layer is running."""
 
 
+class Pace:
+    """Holds a fast engine's chunks a little, so that several tokens share a frame and a write."""
+
+    __slots__ = ("_due_at", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._due_at = seconds, 0.0
+
+    def left(self) -> None:
+        """A chunk has gone out."""
+        if self._seconds:
+            self._due_at = asyncio.get_running_loop().time() + self._seconds
+
+    async def turn(self) -> None:
+        """Return when the next one may go. At once for the first, and for an engine that is slower than the pace."""
+        if self._due_at and (wait_s := self._due_at - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(wait_s)
+
+
 class Work:
     """One generation that the serving layer wants: everything the engine would get, and its queue once it has it."""
 
@@ -48,14 +67,15 @@ class Call:
     """
 
     __slots__ = (
-        "_llm", "_priority", "cached", "closed", "error", "first", "kind", "lazy", "opened", "planned", "request",
-        "result", "tokens", "works",
+        "_llm", "_merge_s", "_priority", "cached", "closed", "error", "first", "kind", "lazy", "opened", "planned",
+        "request", "result", "tokens", "works",
     )  # fmt: skip
 
     def __init__(self, llm: AsyncLLM, kind: Kind, request: Any) -> None:
         loop = asyncio.get_running_loop()
         self._llm, self.kind, self.request = llm, kind, request
         self._priority: int | None = None
+        self._merge_s = 0.0
         self.works: list[Work] = []
         self.planned: asyncio.Future[None] = loop.create_future()
         self.opened = asyncio.Event()
@@ -95,12 +115,18 @@ class Call:
     def usage(self) -> Usage:
         return Usage(self.prompt_tokens, self.tokens, self.cached)
 
-    async def start(self, priority: int | None) -> None:
+    def pace(self) -> Pace:
+        """A pace for one reader of its outputs."""
+        return Pace(self._merge_s)
+
+    async def start(self, priority: int | None, merge_s: float) -> None:
         """Hand the work to the engine. What its front end refuses is raised here, before any byte is sent.
+
+        Outputs of a stream come at least `merge_s` apart, with all that the engine made in between.
 
         An addition that is cancelled half-way would leave a request that nobody can name: it always runs to its end.
         """
-        self._priority = priority
+        self._priority, self._merge_s = priority, merge_s
         adding = asyncio.get_running_loop().create_task(self._add_all())
         try:
             await asyncio.shield(adding)
@@ -119,7 +145,9 @@ class Call:
         whole: Any = None
         try:
             queue = work.queue or await self._add(work)
+            pace = Pace(0.0 if work.merge else self._merge_s)
             while True:
+                await pace.turn()
                 out = queue.get_nowait() or await queue.get()
                 self.count(work, out)
                 if work.merge:
@@ -127,6 +155,7 @@ class Call:
                     if not out.finished:
                         continue
                     out = whole
+                pace.left()
                 yield out
                 if work.finished:
                     return

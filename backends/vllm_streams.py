@@ -26,15 +26,15 @@ def stream(call: Call, shape: Shape | None) -> Stream:
 
 
 class Plain:
-    """Text in our own frames: outputs that piled up behind a slow reader come as one."""
+    """Text in our own frames: outputs that piled up behind the pace or a slow reader come as one."""
 
-    __slots__ = ("_call", "_ended", "_frames", "_queue", "_started")
+    __slots__ = ("_call", "_ended", "_frames", "_pace", "_queue", "_started")
 
     def __init__(self, call: Call, shape: Shape) -> None:
         (work,) = call.works
         request_id = work.request_id.removesuffix("-0") if call.kind is Kind.COMPLETION else work.request_id
         self._frames = Frames(shape, request_id, time.time_ns() // 1_000_000_000)  # unix time, for people
-        self._call, self._queue = call, work.queue
+        self._call, self._queue, self._pace = call, work.queue, call.pace()
         self._started = self._ended = False
 
     def __repr__(self) -> str:
@@ -45,6 +45,7 @@ class Plain:
         call = self._call
         if self._ended or call.gone():
             return None
+        await self._pace.turn()
         (work,) = call.works
         before = call.tokens
         try:
@@ -59,6 +60,7 @@ class Plain:
         head = b"" if self._started else self._frames.role
         self._started = True
         if not out.finished:
+            self._pace.left()
             return Chunk(head + self._frames.text(one.text), call.tokens - before)
         self._ended = True
         usage = call.usage()
