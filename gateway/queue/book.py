@@ -64,7 +64,8 @@ class Book:
     """Places, pools and pending events of one process. No I/O: a session takes batches out and puts outcomes in.
 
     `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `known` is the number of
-    tickets the store has of this process once all batches taken are applied; `crowded`: somebody waits in a pool.
+    tickets the store has of this process once all batches taken are applied; `crowded`: somebody waits in a pool;
+    `doubted`: the store granted what is held already.
     """
 
     def __init__(self, max_queued: int) -> None:
@@ -74,6 +75,7 @@ class Book:
         self.known = 0
         self.crowded = False
         self.leaving = False
+        self.doubted = False
         self.refusing: Refusal | None = None
         self._positions: dict[str, dict[str, int]] = {}
         self._max_queued = max_queued
@@ -182,6 +184,7 @@ class Book:
         """Forget what was told; say hello and everything that is true now, first what is taken, then what waits."""
         self._pending.clear()
         self.known = 0
+        self.doubted = False
         self._pending.append((wire.HELLO, former))
         self._pending.extend((wire.POOL, name) for name in self.pools)
         for place in self.held.values():
@@ -202,8 +205,9 @@ class Book:
             place = self.waiting.get(number)
             if code == wire.ERROR:
                 log.error("the shared queue could not apply an event of ticket %d: %s", number, word)
-            if place is None:
-                continue  # withdrawn meanwhile (its end is on its way), or no news
+            if place is None:  # withdrawn meanwhile, and its end is on its way; or the store forgot that it was granted
+                self.doubted |= code == wire.GRANT and number in self.held
+                continue
             if code == wire.GRANT:
                 self._grant(place, word)
                 continue

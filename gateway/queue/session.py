@@ -78,7 +78,9 @@ class Session:
             self.book.deliver(reply.outcomes)
             if reply.waiting >= 0:
                 self.book.crowded = reply.waiting > 0
-            if reply.live >= 0:
+            if self.book.doubted:
+                self.rejoin("the store granted a lease twice")
+            elif reply.live >= 0:
                 self._compare(reply.live)
         elif reply.status is wire.Status.VERSION_MISMATCH:
             raise SchemaMismatch(

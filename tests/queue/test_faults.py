@@ -80,6 +80,7 @@ async def test_a_frozen_store_refuses_who_waits_and_keeps_who_runs(
         assert time.monotonic() - began < 1.5
         assert queue.lost
         assert "lost" in repr(queue)
+        await until(lambda: queue.turns.link is None)
         refusal = await refusal_of(queue.submit(ticket()))
         assert (refusal.reason, refusal.retry_after_s) == (Reason.STORE_LOST, 1.0)
         assert held.phase is Phase.HELD
@@ -174,13 +175,33 @@ async def test_both_processes_wake_each_other_by_mail(server: StoreServer, join:
     assert {p.phase for p in places} == {Phase.ENDED}
 
 
-async def test_a_process_that_stood_still_blames_itself_not_the_store(server: StoreServer, join: Join) -> None:
-    queue = await join(server)
+async def test_a_process_that_stood_still_blames_itself_not_the_store(own_server: StoreServer, join: Join) -> None:
+    queue = await join(own_server)
     queue.declare(pool(1))
-    held, waiting = queue.submit(ticket()), queue.submit(ticket())
-    await granted(held)
-    held.first_token()
-    time.sleep(turns.TURN_S + 0.3)
-    await asyncio.sleep(0.3)
-    assert not queue.lost
+    await granted(queue.submit(ticket()))
+    own_server.freeze()
+    try:
+        waiting = queue.submit(ticket())
+        await until(lambda: queue.session.flying)
+        time.sleep(turns.TURN_S + 0.3)
+        await asyncio.sleep(0.3)
+        assert not queue.lost
+    finally:
+        own_server.thaw()
+    await told(queue)
     assert waiting.phase is Phase.WAITING
+
+
+async def test_mail_comes_at_once_after_a_rejoin(server: StoreServer, join: Join) -> None:
+    one, two = await join(server), await join(server)
+    for queue in (one, two):
+        queue.declare(pool(1))
+    holder = one.submit(ticket())
+    await granted(holder)
+    waiting = two.submit(ticket())
+    await told(two)
+    two.session.rejoin("test")
+    await told(two)
+    await until(lambda: server("ZSCORE", "{signalbox}:procs", f"{two.session.base}.0") is None)
+    holder.end()
+    assert await asyncio.wait_for(waiting.granted(), 1) == 0
