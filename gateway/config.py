@@ -12,6 +12,7 @@ from backends.openai import OpenAI
 from backends.simulated import Simulated
 from backends.vllm import Vllm
 from gateway.queue.client import Store
+from policies.quota import Limit, TenantLimits
 from policies.types import ServiceClass
 
 Engine = OpenAI | Vllm | Simulated
@@ -46,6 +47,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `stall_s` is how long a client may leave its answer unread before it is cut off.
     `drain_s` is how long running streams may go on after SIGTERM. Without the TLS files it speaks plain HTTP.
+    The admin keys open `/admin`: as hashes, or as secrets by name like a tenant's; with none, it stays closed.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -59,21 +61,54 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_s: Seconds = 30.0
     tls_cert_file: str = ""
     tls_key_file: str = ""
+    admin_keys: tuple[KeyHash, ...] = ()
+    admin_key_file: str = ""
+    admin_key_env: str = ""
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there is an admin key, hence tenants that are made at run time."""
+        return bool(self.admin_keys or self.admin_key_file or self.admin_key_env)
 
 
-class TenantConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+Weight = Annotated[float, Meta(ge=0.001, le=1_000)]
+
+
+class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tenant may do, wherever it is defined: in the configuration, or in the store at run time.
+
+    `top_class` is the highest class a request of this tenant gets, empty for no cap; `models` empty means all. The
+    limits are those of `TenantLimits`.
+    """
+
+    weight: Weight = 1.0
+    top_class: str = field(name="class", default="")
+    models: tuple[str, ...] = ()
+    requests_per_min: Limit = 0
+    tokens_per_min: Limit = 0
+    tokens_in_flight: Limit = 0
+    max_queued: Limit = 0
+
+    @property
+    def limits(self) -> TenantLimits:
+        return TenantLimits(
+            requests_per_min=self.requests_per_min,
+            tokens_per_min=self.tokens_per_min,
+            tokens_in_flight=self.tokens_in_flight,
+            max_queued=self.max_queued,
+        )
+
+
+class TenantConfig(TenantSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who pays. Keys come as hashes, or as secrets by name: lines of `key_file`, or the variable `key_env`.
 
-    `top_class` is the highest class a request of this tenant gets, empty for no cap; `models` empty means all.
+    With an admin key configured they may also come later, over `/admin`.
     """
 
     name: Name
     keys: tuple[KeyHash, ...] = ()
     key_file: str = ""
     key_env: str = ""
-    weight: Annotated[float, Meta(ge=0.001, le=1_000)] = 1.0
-    top_class: str = field(name="class", default="")
-    models: tuple[str, ...] = ()
 
 
 class PoolConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,15 +217,21 @@ def _tenant_faults(config: Config) -> Iterator[tuple[str, str]]:
     tenants = list(enumerate(config.tenants))
     yield from _twice((f"$.tenant[{at}].name", one.name) for at, one in tenants)
     yield from _twice((f"$.tenant[{at}].keys[{nth}]", key) for at, one in tenants for nth, key in enumerate(one.keys))
-    served = {name for _, name, _ in _served(config)}
     for at, one in tenants:
-        if not (one.keys or one.key_file or one.key_env):
+        if not (one.keys or one.key_file or one.key_env or config.server.has_admin):
             yield f"$.tenant[{at}].keys", f"the tenant {one.name!r} has no key: give keys, key_file or key_env"
-        if one.top_class and config.class_named(one.top_class) is None:
-            yield f"$.tenant[{at}].class", _dangling("class", one.top_class, (each.name for each in config.classes))
-        for nth, model in enumerate(one.models):
-            if model not in served:
-                yield f"$.tenant[{at}].models[{nth}]", _dangling("model", model, served)
+        for name, message in setting_faults(config, one):
+            yield f"$.tenant[{at}].{name}", message
+
+
+def setting_faults(config: Config, settings: TenantSettings) -> Iterator[tuple[str, str]]:
+    """Fields of a tenant that refer to what this configuration does not have, with what is wrong."""
+    if settings.top_class and config.class_named(settings.top_class) is None:
+        yield "class", _dangling("class", settings.top_class, (each.name for each in config.classes))
+    served = models(config)
+    for nth, model in enumerate(settings.models):
+        if model not in served:
+            yield f"models[{nth}]", _dangling("model", model, served)
 
 
 def engines(config: Config) -> Iterator[tuple[str, Engine]]:

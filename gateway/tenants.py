@@ -1,6 +1,7 @@
 """API keys to tenants. Keys are known by their SHA-256 only; a secret is read once, at load, and hashed."""
 
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -8,12 +9,18 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gateway.config import Config, ConfigError, TenantConfig, models
+from gateway.config import Config, ConfigError, TenantSettings, models
+from gateway.ring import Ring
+from policies.quota import TenantLimits
+
+log = logging.getLogger(__name__)
 
 DEMO_KEYS = frozenset({"sk-demo-alice", "sk-demo-bob"})
 """In the shipped configuration and in print, so good for loopback only."""
 
 KNOWN_HEADERS = 4_096
+LONGEST_HEADER = 256
+"""Bytes of a header that is remembered; a key may come with any amount of white space before it."""
 
 
 class Tenant(Struct, frozen=True):
@@ -24,6 +31,7 @@ class Tenant(Struct, frozen=True):
     weight: float = 1.0
     rank: int = 0
     models: frozenset[str] = frozenset()
+    limits: TenantLimits = TenantLimits()
 
     def may_use(self, model: str) -> bool:
         """Whether it may use the pool of `model` (the pool's own name, no alias)."""
@@ -41,26 +49,33 @@ def new_key() -> str:
 
 
 class Tenants:
-    """Finds the tenant of a request. Immutable but for its memory of headers; a reload makes a new one."""
+    """Finds the tenant of a request: those of the configuration, and those of the ring it was last given.
+
+    `base` are the configuration's, which never change; `all` has both. `open` is the tenant of everyone where there
+    are neither tenants nor an admin key to make some.
+    """
 
     def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
         """Reads the key files and variables. Raises ConfigError where one is missing, empty or names a key twice."""
-        served = models(config)
-        self.all = tuple(_tenant(config, at, served) for at in range(len(config.tenants)))
-        self.open = None if self.all else Tenant("default")
-        self._by_digest: dict[bytes, Tenant] = {}
+        self._config = config
+        self._said: set[str] = set()
+        self._said_before: set[str] = set()
+        self._served = models(config)
+        self.base = {
+            one.name: self._tenant(at, one.name, one, f"$.tenant[{at}]") for at, one in enumerate(config.tenants)
+        }
+        self.all = tuple(self.base.values())
+        self.admin = AdminKeys(config, environ)
+        self.open = None if self.all or self.admin else Tenant("default")
+        self._of_base = self._base_keys(environ)
+        self._by_digest: Mapping[bytes, Tenant] = self._of_base
         self._by_header: dict[bytes, Tenant] = {}
-        for at, (tenant, entry) in enumerate(zip(self.all, config.tenants, strict=True)):
-            for path, key_hash in _hashes(f"$.tenant[{at}]", entry, environ):
-                taken = self._by_digest.setdefault(bytes.fromhex(key_hash.removeprefix("sha256:")), tenant)
-                if taken is not tenant:
-                    raise ConfigError(path, f"a key of {tenant.name!r} also belongs to {taken.name!r}")
 
     def __repr__(self) -> str:
         return f"<Tenants {'open' if self.open else len(self.all)}, {len(self._by_digest)} keys>"
 
     def of(self, authorization: bytes | None) -> Tenant | None:
-        """The tenant of an `Authorization` header value, or None. With no tenants configured everyone is `default`."""
+        """The tenant of an `Authorization` header value, or None; in an open gateway, `default` whatever it says."""
         if self.open is not None:
             return self.open
         if authorization is None:
@@ -75,41 +90,111 @@ class Tenants:
         """Whether a key that everyone can read in the shipped configuration opens this gateway."""
         return any(hashlib.sha256(key.encode()).digest() in self._by_digest for key in DEMO_KEYS)
 
+    def adopt(self, ring: Ring, now: float) -> float:
+        """Take over what the store has, in one step: what a header was known for is forgotten.
+
+        `now` is Unix time in seconds; returns when the first of the keys ends, infinity if none does.
+        """
+        self._said_before, self._said = self._said, set()
+        made = {
+            name: self._tenant(len(self.base) + at, name, record, f"the stored tenant {name!r}")
+            for at, (name, record) in enumerate(sorted(ring.tenants.items()))
+            if name not in self.base
+        }
+        known = {**made, **self.base}
+        live = {digest: key for digest, key in ring.keys.items() if key.tenant in known and key.lives(now)}
+        keys = {bytes.fromhex(digest): known[key.tenant] for digest, key in live.items()}
+        if self.open is not None and known:
+            self._say(f"the store has {len(known)} tenants, but without an admin key everyone is let in here")
+        self.all = (*self.base.values(), *made.values())
+        self._by_digest = {**keys, **self._of_base}
+        self._by_header = {}
+        return min((float(key.ends_at()) for key in live.values() if key.ends_at()), default=float("inf"))
+
+    def digests_of(self, name: str) -> list[bytes]:
+        """The hashes of a configured tenant's own keys."""
+        return [digest for digest, tenant in self._of_base.items() if tenant.name == name]
+
     def _look_up(self, authorization: bytes) -> Tenant | None:
-        scheme, _, key = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            return None
-        tenant = self.of_key(key.strip())
-        if tenant is not None:
+        key = bearer(authorization)
+        tenant = self.of_key(key) if key is not None else None
+        if tenant is not None and len(authorization) <= LONGEST_HEADER:
             if len(self._by_header) >= KNOWN_HEADERS:
                 del self._by_header[next(iter(self._by_header))]
             self._by_header[authorization] = tenant
         return tenant
 
+    def _tenant(self, index: int, name: str, settings: TenantSettings, where: str) -> Tenant:
+        """What the store says may refer to what this configuration lacks: that opens nothing, and is logged."""
+        classes = self._config.classes
+        top = self._config.class_named(settings.top_class)
+        rank = top.rank if top else min(one.rank for one in classes)
+        if settings.top_class and top is None:
+            rank = max(one.rank for one in classes)
+            self._say(f"{where}: there is no class {settings.top_class!r} here; it gets the lowest one")
+        if strange := [model for model in settings.models if model not in self._served]:
+            self._say(f"{where}: there is no model {', '.join(map(repr, strange))} here")
+        allowed = frozenset(self._served.get(model, model) for model in settings.models)
+        return Tenant(name, index, settings.weight, rank, allowed, settings.limits)
 
-def _tenant(config: Config, at: int, served: Mapping[str, str]) -> Tenant:
-    entry = config.tenants[at]
-    top = config.class_named(entry.top_class)
-    return Tenant(
-        name=entry.name,
-        index=at,
-        weight=entry.weight,
-        rank=top.rank if top else min(one.rank for one in config.classes),
-        models=frozenset(served[name] for name in entry.models),
-    )
+    def _say(self, warning: str) -> None:
+        """Log what the last adoption did not already say."""
+        self._said.add(warning)
+        if warning not in self._said_before:
+            log.warning("%s", warning)
+
+    def _base_keys(self, environ: Mapping[str, str]) -> dict[bytes, Tenant]:
+        found: dict[bytes, Tenant] = {}
+        for at, (tenant, entry) in enumerate(zip(self.all, self._config.tenants, strict=True)):
+            path = f"$.tenant[{at}]"
+            named = (f"{path}.key_env", entry.key_env), (f"{path}.key_file", entry.key_file)
+            for where, digest in _digests((f"{path}.keys", entry.keys), *named, environ):
+                taken = found.setdefault(digest, tenant)
+                if taken is not tenant:
+                    raise ConfigError(where, f"a key of {tenant.name!r} also belongs to {taken.name!r}")
+                if digest in self.admin.digests:
+                    raise ConfigError(where, f"a key of {tenant.name!r} is also an admin key")
+        return found
 
 
-def _hashes(path: str, entry: TenantConfig, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for nth, key_hash in enumerate(entry.keys):
-        yield f"{path}.keys[{nth}]", key_hash
-    if entry.key_env:
-        key = environ.get(entry.key_env, "").strip()
+class AdminKeys:
+    """The keys that open `/admin`, of the configuration. False where there are none."""
+
+    def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
+        """Reads the key file and the variable. Raises ConfigError where one is missing or empty."""
+        server, path = config.server, "$.server.admin_key"
+        named = (f"{path}_env", server.admin_key_env), (f"{path}_file", server.admin_key_file)
+        self.digests = frozenset(digest for _, digest in _digests((f"{path}s", server.admin_keys), *named, environ))
+
+    def __bool__(self) -> bool:
+        return bool(self.digests)
+
+    def __repr__(self) -> str:
+        return f"<AdminKeys {len(self.digests)}>"
+
+    def let_in(self, key: bytes) -> bool:
+        return hashlib.sha256(key).digest() in self.digests
+
+
+def bearer(authorization: bytes) -> bytes | None:
+    """The key in an `Authorization` header value; None where there is none."""
+    scheme, _, key = authorization.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else None
+
+
+def _digests(
+    hashed: tuple[str, tuple[str, ...]], env: tuple[str, str], file: tuple[str, str], environ: Mapping[str, str]
+) -> Iterator[tuple[str, bytes]]:
+    """The SHA-256 of every key that three settings give, with the place of each; they come as (path, value)."""
+    for nth, key_hash in enumerate(hashed[1]):
+        yield f"{hashed[0]}[{nth}]", bytes.fromhex(key_hash.removeprefix("sha256:"))
+    if env[1]:
+        key = environ.get(env[1], "").strip()
         if not key:
-            raise ConfigError(f"{path}.key_env", f"the environment variable {entry.key_env} is not set or empty")
-        yield f"{path}.key_env", hash_key(key)
-    if entry.key_file:
-        for key in _lines(f"{path}.key_file", entry.key_file):
-            yield f"{path}.key_file", hash_key(key)
+            raise ConfigError(env[0], f"the environment variable {env[1]} is not set or empty")
+        yield env[0], hashlib.sha256(key.encode()).digest()
+    for key in _lines(*file) if file[1] else ():
+        yield file[0], hashlib.sha256(key.encode()).digest()
 
 
 def _lines(path: str, file: str) -> list[str]:
