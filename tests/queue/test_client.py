@@ -177,6 +177,7 @@ async def test_a_declaration_moves_closes_and_drops_backends_by_name(server: Sto
 async def test_end_from_any_phase_is_once_and_synchronous(server: StoreServer, join: Join) -> None:
     queue = await join(server)
     queue.declare(pool(1))
+    await told(queue)  # a rejoin would tidy up
     unsent = queue.submit(ticket())
     unsent.end()
     holder, waiting, third = (queue.submit(ticket()) for _ in range(3))
