@@ -45,8 +45,10 @@ _NOT_READY = ResponseSpec(Ready, description="something is down")
 
 def ops_routes(trunk: Trunk) -> list[BaseRouteHandler]:
     """The handlers, bound to this process's trunk."""
-    created = int(wall())
+    return [*_health(trunk), *_models(trunk)]
 
+
+def _health(trunk: Trunk) -> list[BaseRouteHandler]:
     @get("/livez", sync_to_thread=False, media_type="text/plain", summary="The process is alive", security=[])
     def livez() -> str:
         return "ok"
@@ -65,6 +67,12 @@ def ops_routes(trunk: Trunk) -> list[BaseRouteHandler]:
         }
         ready = Ready(trunk.ready, "lost" if trunk.queue.lost else "up", pools)
         return Response(ready, status_code=200 if ready.ready else 503)
+
+    return [livez, readyz]
+
+
+def _models(trunk: Trunk) -> list[BaseRouteHandler]:
+    created = int(wall())
 
     @get(
         "/v1/models",
@@ -94,7 +102,7 @@ def ops_routes(trunk: Trunk) -> list[BaseRouteHandler]:
                 return Response(card(known, pool, created))
         return respond(Refusal(Reason.UNKNOWN_MODEL, f"the model {name!r} does not exist", "model"))
 
-    return [livez, readyz, models, model]
+    return [models, model]
 
 
 def tenant_of(trunk: Trunk, request: Request[Any, Any, Any]) -> Tenant | None:
