@@ -68,7 +68,9 @@ def _example(config: Config, tenants: Tenants) -> tuple[str, str]:
     for key in sorted(DEMO_KEYS):
         if (tenant := tenants.of_key(key.encode())) is not None:
             return _first_model(config, tenant), key
-    return _first_model(config, tenants.all[0]), f"KEY_OF_{tenants.all[0].name.upper()}"
+    for tenant in tenants.all:
+        return _first_model(config, tenant), f"KEY_OF_{tenant.name.upper()}"
+    return config.pools[0].model, "KEY"
 
 
 def _first_model(config: Config, tenant: Tenant) -> str:

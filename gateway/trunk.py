@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable
 
 from gateway.config import Config, models
+from gateway.keyring import Keyring
 from gateway.pool import Member, Pool
 from gateway.queue.client import Queue
 from gateway.reaper import Reaper
@@ -41,6 +42,7 @@ class Trunk:
         self._keepers: list[asyncio.Task[None]] = []
         self.ticker: Ticker
         self.queue: Queue
+        self.keyring: Keyring
 
     def __repr__(self) -> str:
         live = len(self.ticker) if hasattr(self, "ticker") else 0
@@ -57,6 +59,12 @@ class Trunk:
         """Bring up the queue, then the backends side by side; returns while backends may still be coming up."""
         self.ticker = Ticker()
         self.queue = await Queue.connect(self.config.store, self.supervisor)
+        self.keyring = Keyring(self.queue.turns.target, self.tenants)
+        try:
+            await self.keyring.start(self.supervisor)
+        except BaseException:
+            await self.queue.aclose()
+            raise
         for pool in self.pools.values():
             pool.declare = self.queue.declare
             self.queue.declare(pool.share())
@@ -73,6 +81,7 @@ class Trunk:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await self.reaper.drain()
+        await self.keyring.aclose()
         await self.queue.aclose()
         await self.supervisor.aclose()
 
