@@ -266,8 +266,7 @@ class Exchange:
             self.trunk.reaper.close(stream.aclose)
         if self.leased and self.member is not None:
             self.member.running -= 1
-        self.ended = False  # the stream said that it is over: nothing is left to close
-        self.leased = False
+        self.ended = self.leased = False
 
     def _count(self, chunk: Chunk | None) -> None:
         if chunk is None:
