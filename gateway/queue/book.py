@@ -65,7 +65,7 @@ class Book:
 
     `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `known` is the number of
     tickets the store has of this process once all batches taken are applied; `crowded`: somebody waits in a pool;
-    `doubted`: the store granted what is held already.
+    `doubted`: the store granted what is held already; `cut`: the last batch could not take all.
     """
 
     def __init__(self, max_queued: int) -> None:
@@ -76,6 +76,7 @@ class Book:
         self.crowded = False
         self.leaving = False
         self.doubted = False
+        self.cut = False
         self.refusing: Refusal | None = None
         self._positions: dict[str, dict[str, int]] = {}
         self._max_queued = max_queued
@@ -178,6 +179,7 @@ class Book:
                 events.append([code] if what is None else [code, what])
             elif (event := encode(what, now_s)) is not None:
                 events.append(event)
+        self.cut = bool(self._pending)
         return events
 
     def declare_again(self, former: str) -> None:
@@ -200,7 +202,7 @@ class Book:
             self._pending.append((wire.BYE, None))
         self.wake(True)
 
-    def deliver(self, outcomes: Iterable[wire.Outcome]) -> None:
+    def deliver(self, outcomes: Iterable[wire.Outcome], now_s: float) -> None:
         for number, code, word, ms in outcomes:
             place = self.waiting.get(number)
             if code == wire.ERROR:
@@ -209,13 +211,16 @@ class Book:
                 self.doubted |= code == wire.GRANT and number in self.held
                 continue
             if code == wire.GRANT:
-                self._grant(place, word)
+                self._grant(place, word, now_s)
                 continue
             del self.waiting[number]
             self.known -= place.sent
             place.close(Phase.REFUSED, refusal(word if code == wire.REFUSE else "internal", ms))
 
-    def _grant(self, place: Place, backend: str) -> None:
+    def _grant(self, place: Place, backend: str, now_s: float) -> None:
+        if place.deadline_s < now_s:
+            self._remove(place, Phase.REFUSED, EXPIRED)
+            return
         position = self._positions[place.ticket.pool].get(backend)
         if position is None:  # another process declares it, this one does not (any more)
             self._remove(place, Phase.REFUSED, refusal(Reason.NO_BACKEND, 1000))

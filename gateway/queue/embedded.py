@@ -122,14 +122,16 @@ class Embedded:
     async def keep(self) -> None:
         """Start the server again whenever it ends. Until cancelled."""
         while True:
+            began_s = clock.now()
             if self._process is not None:
                 code = await self._process.wait()
                 log.error("the embedded store ended with %d; starting it again", code)
+            if clock.now() - began_s < RESTART_S:
+                await asyncio.sleep(RESTART_S)
             try:
                 await self._launch()
             except StoreUnfit as error:
                 log.critical("the embedded store does not start: %s", error)
-                await asyncio.sleep(RESTART_S)
 
     async def aclose(self) -> None:
         process = self._process
@@ -156,6 +158,7 @@ class Embedded:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(launcher), str(os.getpid()), str(NICE), self.binary, *self._settings(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,  # an interrupt from the terminal is for us, who drain first
             )  # fmt: skip
         await self._ready(self._process)
         with contextlib.suppress(ProcessLookupError):

@@ -65,4 +65,4 @@ class Mailbox:
             finally:
                 self._limit = None
         for entry, fields in answer[0][1] if answer else ():
-            self._session.mail(name, entry.decode(), fields[1])
+            self._session.mail(name, entry.decode(), fields[1], clock.now())

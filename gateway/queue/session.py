@@ -70,12 +70,12 @@ class Session:
             self._flying = (self.name.encode(), b"%d" % self.number, self.cursor.encode(), batch)
         return self._flying
 
-    def arrive(self, raw: bytes) -> wire.Reply:
+    def arrive(self, raw: bytes, now_s: float) -> wire.Reply:
         """Take the answer to the turn in the air. Raises SchemaMismatch."""
         reply = wire.decode_reply(raw)
         if reply.status is wire.Status.OK:
             self._flying = None
-            self.book.deliver(reply.outcomes)
+            self.book.deliver(reply.outcomes, now_s)
             if reply.waiting >= 0:
                 self.book.crowded = reply.waiting > 0
             if self.book.doubted:
@@ -90,10 +90,10 @@ class Session:
             self.rejoin(f"the store answered {reply.status.value}")
         return reply
 
-    def mail(self, name: str, entry: str, blob: bytes) -> None:
+    def mail(self, name: str, entry: str, blob: bytes, now_s: float) -> None:
         """An entry of the mailbox stream of `name`; void where the name is."""
         if name == self.name:
-            self.book.deliver(wire.decode_mail(blob))
+            self.book.deliver(wire.decode_mail(blob), now_s)
             self.cursor = entry
 
     def _compare(self, live: int) -> None:

@@ -97,7 +97,7 @@ class Turns:
             await self._go.wait()
             self._go.clear()
             await self._turn(link)
-            if self._session.flying or (self._session.book.pending and self._linger is None):
+            if self._session.book.cut:
                 self._go.set()
 
     async def _turn(self, link: Link) -> None:
@@ -110,7 +110,7 @@ class Turns:
                 raw = await link.turn(*self._session.depart(now_s))
             finally:
                 self._limit = None
-        reply = self._session.arrive(raw)
+        reply = self._session.arrive(raw, clock.now())
         self.count += 1
         self._trouble_s = None
         self._tries = 0

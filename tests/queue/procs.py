@@ -58,7 +58,7 @@ class Process:
         raw = self.send()
         if doubled:
             call(self.server, *parts, b"%d" % self.clock.wall_ms)
-        reply = self.session.arrive(raw)
+        reply = self.session.arrive(raw, self.clock.now_s)
         self.replies.append(reply)
         return reply
 
@@ -74,7 +74,8 @@ class Process:
         name = self.session.name
         answer = self.server("XREAD", "STREAMS", KEYS.mailbox(name), self.session.cursor or "0-0")
         for entry, fields in answer[0][1] if answer else ():
-            self.session.mail(name, entry.decode(), fields[b"o"] if isinstance(fields, dict) else fields[1])
+            blob = fields[b"o"] if isinstance(fields, dict) else fields[1]
+            self.session.mail(name, entry.decode(), blob, self.clock.now_s)
 
     def beat(self) -> wire.Reply:
         self.book.beat()

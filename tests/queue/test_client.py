@@ -196,6 +196,21 @@ async def test_end_from_any_phase_is_once_and_synchronous(server: StoreServer, j
     assert server("HLEN", f"{{signalbox}}:p:{queue.session.name}:l") == 0
 
 
+async def test_more_than_a_turn_holds_goes_on_at_once(server: StoreServer, join: Join) -> None:
+    queue = await join(server)
+    queue.declare(pool(200))
+    await told(queue)
+    first = queue.submit(ticket())
+    await granted(first)
+    first.first_token()  # lingers, and must not make the rest of a long batch linger with it
+    linger = queue.turns._linger
+    assert linger is not None
+    linger.cancel()
+    places = [queue.submit(ticket()) for _ in range(100)]
+    await asyncio.wait_for(asyncio.gather(*(place.granted() for place in places)), 5)
+    assert queue.turns.count <= 8
+
+
 async def test_an_end_elsewhere_wakes_the_waiter(server: StoreServer, join: Join) -> None:
     queue = await join(server)
     queue.declare(pool(0))
@@ -218,8 +233,8 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_the_lease_back(server: St
 
     deliver, places = queue.book._grant, []
 
-    def grant_and_cancel(place: Place, backend: str) -> None:
-        deliver(place, backend)
+    def grant_and_cancel(place: Place, backend: str, now_s: float) -> None:
+        deliver(place, backend, now_s)
         places.append((place, place.phase))
         task.cancel()
 

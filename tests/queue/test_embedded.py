@@ -55,6 +55,7 @@ async def test_a_queue_on_an_embedded_store_and_nothing_after(supervisor: Superv
     pid, home = queue._embedded.pid, queue._embedded.home
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     assert stat.S_IMODE(queue._embedded.socket.stat().st_mode) == 0o700
+    assert os.getpgid(pid or 0) != os.getpgid(0)  # an interrupt from the terminal does not reach it
     if queue._embedded.raised:
         assert os.getpriority(os.PRIO_PROCESS, pid or 0) == embedded.NICE
     await queue.aclose()

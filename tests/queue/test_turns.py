@@ -259,7 +259,7 @@ def test_mail_for_a_former_name_is_void(pair: tuple[Process, Process]) -> None:
     a.turn()
     b.turn()
     b.session.rejoin("test")
-    b.session.mail("B.0", "5-0", wire.encode_batch([[second.number, wire.GRANT, "a", 0]]))
+    b.session.mail("B.0", "5-0", wire.encode_batch([[second.number, wire.GRANT, "a", 0]]), 0.0)
     assert second.phase is Phase.WAITING
     assert b.session.cursor == ""
     b.settle()
@@ -360,7 +360,7 @@ def test_a_grant_by_mail_before_the_reply_of_the_submit(pair: tuple[Process, Pro
     a.turn()
     b.mail()
     assert second.phase is Phase.HELD
-    b.session.arrive(raw)
+    b.session.arrive(raw, 0.0)
     assert second.phase is Phase.HELD
     assert b.beat().live == b.book.known == 1
 
@@ -427,3 +427,21 @@ def test_a_deadline_that_passed_while_waiting_is_not_dispatched(
     assert late.refusal is not None
     assert late.refusal.reason is Reason.EXPIRED
     check(server)
+
+
+def test_a_grant_that_comes_too_late_by_the_owners_clock_is_given_back(
+    pair: tuple[Process, Process], server: StoreServer, clock: Clock
+) -> None:
+    a, b = pair
+    first, second = a.submit(ticket()), b.submit(ticket(waits_ms=1000))
+    a.turn()
+    b.turn()
+    first.end()
+    a.turn()
+    clock.now_s += 1.5  # B's alone: it slept while the mail came
+    b.mail()
+    assert second.phase is Phase.REFUSED
+    assert second.refusal is not None
+    assert second.refusal.reason is Reason.EXPIRED
+    b.turn()
+    assert check(server) == {}
