@@ -4,7 +4,7 @@ import gc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from litestar import Litestar
+from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import SwaggerRenderPlugin
@@ -13,6 +13,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from backends.protocol import PATHS, Kind
 from gateway import __version__
 from gateway.config import Config
+from gateway.http.admin import TenantRoutes
 from gateway.http.ops import ops_routes
 from gateway.http.problems import HANDLERS
 from gateway.http.relay import Relay
@@ -37,12 +38,13 @@ def build(config: Config) -> Litestar:
         finally:
             await trunk.aclose()
 
+    admin = Router("/", route_handlers=[TenantRoutes], include_in_schema=bool(trunk.tenants.admin))
     return Litestar(
-        route_handlers=[*api_routes(trunk, relays), *ops_routes(trunk)],
+        route_handlers=[*api_routes(trunk, relays), *ops_routes(trunk), admin],
         lifespan=[lifespan],
         exception_handlers=HANDLERS,
         state=State({"trunk": trunk, "relays": relays}),
-        openapi_config=_openapi(bool(trunk.tenants.all)),
+        openapi_config=_openapi(trunk.tenants.open is None),
         logging_config=None,
         request_max_body_size=config.server.max_body_bytes,
     )
@@ -63,6 +65,6 @@ def _openapi(keys_needed: bool) -> OpenAPIConfig:
         description="An OpenAI-compatible gateway and scheduler in front of LLM inference engines.",
         path="/docs",
         render_plugins=[SwaggerRenderPlugin()],
-        components=Components(security_schemes={"key": scheme}),
+        components=Components(security_schemes={"key": scheme, "admin": scheme}),
         security=[{"key": []}] if keys_needed else None,
     )

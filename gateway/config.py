@@ -148,7 +148,7 @@ def decode(toml: bytes) -> Config:
     try:
         config = msgspec.toml.decode(toml, type=Config)
     except msgspec.ValidationError as error:
-        raise _located(str(error)) from None
+        raise located(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError("", f"not TOML: {error}") from None
     check(config)
@@ -165,7 +165,7 @@ _AT = re.compile(r"(?P<message>.*) - at `(?P<path>\$[^`]*)`\Z", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.*)`\Z", re.DOTALL)
 
 
-def _located(text: str) -> ConfigError:
+def located(text: str) -> ConfigError:
     """msgspec's message as ours: the path leads to the field itself, also where the field is the fault."""
     at = _AT.match(text)
     path, message = (at["path"], at["message"]) if at else ("$", text)
