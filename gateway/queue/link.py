@@ -31,7 +31,13 @@ class StoreAway(Exception):
     """The store cannot be reached now, or the connection is gone. Trying again makes sense."""
 
 
-GONE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError, TimeoutError, StoreAway)
+GONE = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.InvalidResponse,
+    OSError,
+    StoreAway,
+)
 """What a dead connection raises; anything else from the server is an answer."""
 
 

@@ -8,6 +8,7 @@ import pytest
 from gateway.queue.client import BackendShare, PoolShare, Queue, Store
 from gateway.supervisor import Supervisor
 from policies.types import Ticket
+from tests.queue.procs import Clock, Process, load
 from tests.support.store import StoreServer, own_server, server, shared_server
 
 __all__ = ["own_server", "server", "shared_server"]
@@ -50,3 +51,19 @@ async def join(supervisor: Supervisor) -> AsyncIterator[Join]:
     yield connect
     for queue in queues:
         await queue.aclose()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pair(server: StoreServer, clock: Clock) -> tuple[Process, Process]:
+    """Two processes and a pool with room for one."""
+    load(server)
+    processes = Process(server, "A", clock), Process(server, "B", clock)
+    for process in processes:
+        process.declare(pool(1))
+        process.settle()
+    return processes

@@ -108,3 +108,13 @@ def call(server: StoreServer, *parts: bytes) -> bytes:
 
 def load(server: StoreServer) -> None:
     server("FUNCTION", "LOAD", "REPLACE", scripts.library())
+
+
+def advance_until_reaped(server: StoreServer, by: Process, name: str, limit_ms: int = 8000) -> int:
+    """Let `by` make turns until nothing is left of a process. -> milliseconds it took."""
+    for spent in range(0, limit_ms, 50):
+        if server("ZSCORE", KEYS.processes, name) is None:
+            return spent
+        by.clock.advance(50)
+        by.turn()
+    raise AssertionError(f"{name} was not reaped")
