@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway import __version__, workers
+from gateway import __version__, tenants_command, workers
 from gateway.app import build
 from gateway.checkup import checkup
 from gateway.config import Config, ConfigError, check, load
@@ -17,6 +17,7 @@ from gateway.queue.client import StoreAway, StoreUnfit
 from gateway.serving import ListenError, check_tls, is_loopback, listen, run
 from gateway.telemetry import logs
 from gateway.tenants import Tenants, hash_key, new_key
+from gateway.tenants_command import AdminError
 from gateway.upstream import UpstreamError, discover
 
 DEFAULT_FILE = Path("config.toml")
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, UpstreamError) as error:
         print(f"signalbox: {error}", file=sys.stderr)
         return 2
-    except (ListenError, StoreAway, StoreUnfit) as error:
+    except (AdminError, ListenError, StoreAway, StoreUnfit) as error:
         print(f"signalbox: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -64,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     key = commands.add_parser("key", help="make an API key")
     key.set_defaults(command=_key)
     key.add_argument("tenant", metavar="TENANT", nargs="?", default="", help="whose key it is")
+    tenants = commands.add_parser("tenants", help="tenants and keys of a running gateway")
+    tenants.set_defaults(command=_tenants)
+    tenants_command.add_arguments(tenants)
     return parser
 
 
@@ -148,4 +152,9 @@ def _key(args: argparse.Namespace) -> int:
     key = new_key()
     print(f"key:    {key}   (shown only now)")
     print(f'config: keys = ["{hash_key(key)}"]' + (f"   in the [[tenant]] {args.tenant}" if args.tenant else ""))
+    return 0
+
+
+def _tenants(args: argparse.Namespace) -> int:
+    print(asyncio.run(tenants_command.answer(args)))
     return 0
