@@ -30,6 +30,8 @@ from gateway.tenants import Tenants
 log = logging.getLogger(__name__)
 
 Change = Callable[[Ring], Ring]
+Read = dict[str, tuple[bytes, Any]]
+"""A hash as it was last read, with what its records mean: at a change only the new ones are decoded."""
 
 BLOCK_MS = 500
 """How long a read for news may wait: then the version is looked at, whatever the stream said."""
@@ -56,6 +58,7 @@ class Keyring:
         self._target = target
         self._tenants = tenants
         self._news, self._of_tenants, self._of_keys = f"{prefix}keyring", f"{prefix}tenants", f"{prefix}keys"
+        self._read: tuple[Read, Read] = {}, {}
         self._lock = asyncio.Lock()
         self._ending: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -155,11 +158,16 @@ class Keyring:
         await ask(connection, "HGETALL", self._of_keys)
         news, tenants, keys = await ask(connection, "EXEC")
         version, stamp = _mark(news)
+        await asyncio.sleep(0)  # requests run between the steps: each takes a while when there are thousands
+        of_tenants = _records(tenants, TenantRecord, self._read[0])
+        await asyncio.sleep(0)
+        self._read = of_tenants, _records(keys, KeyRecord, self._read[1])
+        await asyncio.sleep(0)
         return Ring(
             version=version,
             stamp=stamp,
-            tenants=_records(tenants, TenantRecord),
-            keys={digest: key for digest, key in _records(keys, KeyRecord).items() if _is_digest(digest)},
+            tenants={name: record for name, (_, record) in self._read[0].items()},
+            keys={digest: key for digest, (_, key) in self._read[1].items() if _is_digest(digest)},
         )
 
     async def _put(self, connection: AbstractConnection, before: Ring | None, after: Ring) -> bool:
@@ -244,14 +252,16 @@ def _mark(newest: list[Any]) -> tuple[int, str]:
         raise StoreUnfit(f"the store's version of tenants and keys can't be read: {error}") from None
 
 
-def _records(pairs: list[bytes], kind: type[Any]) -> dict[str, Any]:
+def _records(pairs: list[bytes], kind: type[Any], before: Read) -> Read:
     """The records of a hash. One that can't be read opens nothing."""
-    found = {}
-    for name, raw in zip(pairs[::2], pairs[1::2], strict=True):
+    found: Read = {}
+    for field, raw in zip(pairs[::2], pairs[1::2], strict=True):
         try:
-            found[name.decode()] = msgspec.json.decode(raw, type=kind)
+            name = field.decode()
+            was = before.get(name)
+            found[name] = was if was is not None and was[0] == raw else (raw, msgspec.json.decode(raw, type=kind))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.error("the store's record of %r can't be read and is left out: %s", name, error)  # noqa: TRY400
+            log.error("the store's record of %r can't be read and is left out: %s", field, error)  # noqa: TRY400
     return found
 
 

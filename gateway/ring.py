@@ -45,8 +45,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
 
     def ends_at(self) -> int:
         """When it stops, or stopped, to open anything; 0 is never."""
-        times = [time for time in (self.expires, self.revoked) if time]
-        return min(times, default=0)
+        return min(self.expires, self.revoked) or self.expires or self.revoked
 
     def lives(self, now: float) -> bool:
         ends = self.ends_at()
@@ -93,10 +92,13 @@ def drop_tenant(ring: Ring, name: str) -> Ring:
 
 
 def put_key(ring: Ring, digest: str, key: KeyRecord, base: Collection[str]) -> Ring:
-    """With one key more; long-ended ones are forgotten. `base` are the tenants of the configuration."""
+    """With one key more; ended ones are forgotten after a while, or for lack of room. `base` are the configuration's
+    tenants."""
     if key.tenant not in ring.tenants and key.tenant not in base:
         raise no_tenant(key.tenant)
     kept = {each: one for each, one in ring.keys.items() if one.lives(key.created - KEEP_ENDED_S)}
+    if len(kept) >= MOST_KEYS:
+        kept = {each: one for each, one in kept.items() if one.lives(key.created)}
     if len(kept) >= MOST_KEYS:
         raise Denied(Reason.INVALID_REQUEST, f"there are {MOST_KEYS} keys, which is the most: revoke some", "name")
     return msgspec.structs.replace(ring, keys={**kept, digest: key})

@@ -27,7 +27,6 @@ class Tenant(Struct, frozen=True):
     """Who asks. `rank` is the best class rank it may use; `models` are pools' models, empty for all."""
 
     name: str
-    index: int = 0
     weight: float = 1.0
     rank: int = 0
     models: frozenset[str] = frozenset()
@@ -58,18 +57,15 @@ class Tenants:
     def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
         """Reads the key files and variables. Raises ConfigError where one is missing, empty or names a key twice."""
         self._config = config
-        self._said: set[str] = set()
-        self._said_before: set[str] = set()
         self._served = models(config)
-        self.base = {
-            one.name: self._tenant(at, one.name, one, f"$.tenant[{at}]") for at, one in enumerate(config.tenants)
-        }
+        self.base = {one.name: self._tenant(one.name, one, f"$.tenant[{at}]") for at, one in enumerate(config.tenants)}
         self.all = tuple(self.base.values())
         self.admin = AdminKeys(config, environ)
         self.open = None if self.all or self.admin else Tenant("default")
         self._of_base = self._base_keys(environ)
         self._by_digest: Mapping[bytes, Tenant] = self._of_base
         self._by_header: dict[bytes, Tenant] = {}
+        self._made: dict[str, tuple[TenantSettings, Tenant]] = {}
 
     def __repr__(self) -> str:
         return f"<Tenants {'open' if self.open else len(self.all)}, {len(self._by_digest)} keys>"
@@ -95,21 +91,22 @@ class Tenants:
 
         `now` is Unix time in seconds; returns when the first of the keys ends, infinity if none does.
         """
-        self._said_before, self._said = self._said, set()
-        made = {
-            name: self._tenant(len(self.base) + at, name, record, f"the stored tenant {name!r}")
-            for at, (name, record) in enumerate(sorted(ring.tenants.items()))
-            if name not in self.base
-        }
+        self._made = {name: self._adopted(name, record) for name, record in ring.tenants.items()}
+        made = {name: tenant for name, (_, tenant) in self._made.items() if name not in self.base}
         known = {**made, **self.base}
-        live = {digest: key for digest, key in ring.keys.items() if key.tenant in known and key.lives(now)}
-        keys = {bytes.fromhex(digest): known[key.tenant] for digest, key in live.items()}
-        if self.open is not None and known:
-            self._say(f"the store has {len(known)} tenants, but without an admin key everyone is let in here")
+        keys: dict[bytes, Tenant] = {}
+        first = float("inf")
+        for digest, key in ring.keys.items():
+            tenant, ends = known.get(key.tenant), key.ends_at()
+            if tenant is not None and (not ends or now < ends):
+                keys[bytes.fromhex(digest)] = tenant
+                first = min(first, ends or first)
+        if self.open is not None and len(known) > len(self.all):
+            log.warning("the store has %d tenants, but without an admin key everyone is let in here", len(known))
         self.all = (*self.base.values(), *made.values())
         self._by_digest = {**keys, **self._of_base}
         self._by_header = {}
-        return min((float(key.ends_at()) for key in live.values() if key.ends_at()), default=float("inf"))
+        return first
 
     def digests_of(self, name: str) -> list[bytes]:
         """The hashes of a configured tenant's own keys."""
@@ -124,24 +121,24 @@ class Tenants:
             self._by_header[authorization] = tenant
         return tenant
 
-    def _tenant(self, index: int, name: str, settings: TenantSettings, where: str) -> Tenant:
+    def _adopted(self, name: str, record: TenantSettings) -> tuple[TenantSettings, Tenant]:
+        """A stored tenant; the same one as before while its record is."""
+        if (was := self._made.get(name)) is not None and was[0] is record:
+            return was
+        return record, self._tenant(name, record, f"the stored tenant {name!r}")
+
+    def _tenant(self, name: str, settings: TenantSettings, where: str) -> Tenant:
         """What the store says may refer to what this configuration lacks: that opens nothing, and is logged."""
         classes = self._config.classes
         top = self._config.class_named(settings.top_class)
         rank = top.rank if top else min(one.rank for one in classes)
         if settings.top_class and top is None:
             rank = max(one.rank for one in classes)
-            self._say(f"{where}: there is no class {settings.top_class!r} here; it gets the lowest one")
+            log.warning("%s: there is no class %r here; it gets the lowest one", where, settings.top_class)
         if strange := [model for model in settings.models if model not in self._served]:
-            self._say(f"{where}: there is no model {', '.join(map(repr, strange))} here")
+            log.warning("%s: there is no model %s here", where, ", ".join(map(repr, strange)))
         allowed = frozenset(self._served.get(model, model) for model in settings.models)
-        return Tenant(name, index, settings.weight, rank, allowed, settings.limits)
-
-    def _say(self, warning: str) -> None:
-        """Log what the last adoption did not already say."""
-        self._said.add(warning)
-        if warning not in self._said_before:
-            log.warning("%s", warning)
+        return Tenant(name, settings.weight, rank, allowed, settings.limits)
 
     def _base_keys(self, environ: Mapping[str, str]) -> dict[bytes, Tenant]:
         found: dict[bytes, Tenant] = {}
