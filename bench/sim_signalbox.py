@@ -1,0 +1,262 @@
+"""Signalbox under test: the real queue on a private store, tickets and shares from the real policies.
+
+Nothing here knows how long an answer will be: the estimates stand on answers that have ended and steps that have
+passed.
+"""
+
+import math
+
+from msgspec import Struct
+
+from backends.simengine import Shape
+from bench.sim_site import Call, Outcome, Seen, Site
+from bench.sim_store import KEYS, Process, SimulationFault, Store
+from gateway.queue.book import BackendShare, PoolShare
+from gateway.queue.place import Phase, Place
+from policies.forecast import Demand, Due, Load, Verdict, failed, idle_tests
+from policies.lengths import Kind, Lengths, Outlook
+from policies.steptime import START, Coefficients, StepModel
+from policies.types import Ticket
+
+MODEL = "m"
+PROGRESS_TOKENS = 16  # between two words on what a lease is expected to hold
+HEADROOM = 0.95  # of the KV cache that may be planned with
+CONTEXT_TOKENS = 1500.0  # mean context of a running request before any was seen
+SHARE_CHANGE = 0.05  # relative, below which a backend's numbers are not declared again
+
+
+class Beliefs(Struct, frozen=True, kw_only=True):
+    """How the gateway's picture differs from the truth, for experiments. All 1 and false: as it is in production.
+
+    `start_rate` is the factor on the speed that the configured step times promise, learned away; `prompt` that on
+    prompt tokens; `reserve` takes `max_tokens` for the expected output.
+    """
+
+    start_rate: float = 1.0
+    prompt: float = 1.0
+    reserve: bool = False
+
+
+class Estimates:
+    """What one gateway process believes of lengths and engines."""
+
+    def __init__(self, shape: Shape, engines: int, beliefs: Beliefs) -> None:
+        self.shape = shape
+        self.beliefs = beliefs
+        self.lengths = Lengths()
+        self.models = [StepModel(_scaled(START, 1 / beliefs.start_rate)) for _ in range(engines)]
+        self._context = CONTEXT_TOKENS
+        self._running = 0.0
+
+    def outlook(self, call: Call) -> Outlook:
+        if self.beliefs.reserve:
+            return Outlook(float(call.max_tokens), 0.0, 1, call.max_tokens, 0)
+        return self.lengths.outlook(Kind(call.tenant.name, MODEL), call.produced, call.max_tokens)
+
+    def prompt_tokens(self, call: Call) -> int:
+        return max(1, round(self.beliefs.prompt * call.prompt_tokens))
+
+    def learn(self, seen: Seen, now_ms: float) -> None:
+        used = min(1.0, seen.work.running / self.shape.max_running)
+        self.models[seen.engine].observe(seen.work, seen.seconds, now_ms / 1000, max(used, _filled(seen, self.shape)))
+        if seen.work.running:
+            self._context += 0.01 * (seen.work.kv_tokens / seen.work.running - self._context)
+        self._running += 0.01 * (seen.work.running - self._running)
+
+    def ended(self, call: Call) -> None:
+        censored = call.outcome is Outcome.LEFT or call.produced >= call.max_tokens
+        self.lengths.add(Kind(call.tenant.name, MODEL), call.produced, censored)
+
+    def share(self, engine: int, tightest_tpot_ms: int) -> BackendShare:
+        """What the queue may hand to an engine."""
+        shape, model = self.shape, self.models[engine]
+        most = shape.max_running
+        if tightest_tpot_ms:
+            most = model.most_running(tightest_tpot_ms / 1000, shape.chunk_tokens, self._context, shape.max_running)
+        rate = model.prefill_rate(shape.chunk_tokens, self._running, self._running * self._context)
+        return BackendShare(
+            f"e{engine}", max(1, most), max(1, int(rate)), int(HEADROOM * shape.kv_tokens), shape.chunk_tokens
+        )
+
+    def impossible(self, call: Call) -> Verdict | None:
+        """Why no idle engine could make it; None where one could."""
+        aim = call.tenant.objective
+        prompt = self.prompt_tokens(call)
+        due = Due(_seconds(aim.ttft_ms), _seconds(aim.tpot_ms), _seconds(aim.total_ms))
+        shape = self.shape
+        load = Load(
+            chunk_tokens=shape.chunk_tokens,
+            max_running=shape.max_running,
+            kv_usable_tokens=int(HEADROOM * shape.kv_tokens),
+            kv_block=shape.kv_block,
+        )
+        demand = Demand(prompt, prompt, self.outlook(call), due)
+        verdicts = [failed(idle_tests(model, load, demand)) for model in self.models]
+        return None if None in verdicts else verdicts[0]
+
+
+def ticket_for(call: Call, now_ms: float, estimates: Estimates) -> Ticket:
+    """The numbers with which a call goes to the queue: the one place that knows a ticket's fields."""
+    aim = call.tenant.objective
+    return Ticket(
+        tenant=call.tenant.name,
+        rank=call.tenant.rank,
+        pool=MODEL,
+        prompt_tokens=estimates.prompt_tokens(call),
+        output_tokens=math.ceil(estimates.outlook(call).mean),
+        waits_ms=max(0, math.floor(call.deadline_ms - now_ms)) if aim.ttft_ms else 3_600_000,
+        total_ms=aim.total_ms,
+        tpot_ms=aim.tpot_ms,
+    )
+
+
+class Gateway:
+    """One process: its queue and its estimates."""
+
+    def __init__(self, site: Site, process: Process, estimates: Estimates, tightest_tpot_ms: int) -> None:
+        self.process, self.estimates = process, estimates
+        self._site = site
+        self._tightest_tpot_ms = tightest_tpot_ms
+        self._places: dict[int, tuple[Place, Call]] = {}
+        self._numbers: dict[int, int] = {}
+        self._shares: tuple[BackendShare, ...] = ()
+        self._declare_ms = 0.0
+        process.settled = self._settled
+
+    def declare(self) -> None:
+        """Tell the queue what the engines may carry, where that has changed enough."""
+        shares = tuple(
+            self.estimates.share(engine, self._tightest_tpot_ms) for engine in range(len(self._site.engines))
+        )
+        if not self._shares or any(map(_differ, shares, self._shares)):
+            self._shares = shares
+            self.process.book.declare(PoolShare(MODEL, shares))
+
+    def arrive(self, call: Call) -> None:
+        verdict = self.estimates.impossible(call)
+        if verdict is not None:
+            self._site.refuse(call, verdict.reason or "deadline_impossible")
+            return
+        now_ms = self._site.now_ms
+        place = self.process.book.submit(ticket_for(call, now_ms, self.estimates), now_ms / 1000)
+        self._places[place.number] = place, call
+        self._numbers[call.number] = place.number
+
+    def stepped(self, seen: Seen) -> None:
+        self.estimates.learn(seen, self._site.now_ms)
+        if self._site.now_ms >= self._declare_ms:
+            self._declare_ms = self._site.now_ms + 1000
+            self.declare()
+
+    def token(self, call: Call) -> None:
+        """A token of a call of this process has come."""
+        place, _ = self._places[self._numbers[call.number]]
+        if call.outcome is Outcome.DONE:
+            self._let_go(call)
+            return
+        if call.produced == 1:
+            place.first_token()
+        elif call.produced % PROGRESS_TOKENS == 0:
+            place.progress(call.prompt_tokens + math.ceil(self.estimates.outlook(call).mean))
+
+    def left(self, call: Call) -> None:
+        if call.number in self._numbers:
+            self._let_go(call)
+
+    def _let_go(self, call: Call) -> None:
+        place, _ = self._places.pop(self._numbers.pop(call.number))
+        place.end(call.produced, ran=call.first_ms >= 0)
+        if call.engine >= 0:
+            self.estimates.ended(call)
+
+    def _settled(self, number: int) -> None:
+        found = self._places.get(number)
+        if found is None:
+            return
+        place, call = found
+        if place.phase is Phase.HELD and call.engine < 0:
+            self._site.start(call, place.position)
+        elif place.phase is Phase.REFUSED:
+            del self._places[number], self._numbers[call.number]
+            refusal = place.refusal
+            assert refusal is not None
+            self._site.refuse(call, refusal.reason, refusal.retry_after_s * 1000)
+
+
+class Signalbox:
+    """Gateway processes on one store; calls go to them in turn. The store is emptied first."""
+
+    def __init__(
+        self, site: Site, store: Store, processes: int = 1, beliefs: Beliefs | None = None, max_queued: int = 10_000
+    ) -> None:
+        self._site, self._store = site, store
+        store.ask("FLUSHALL")
+        shape, engines = site.engines[0].shape, len(site.engines)
+        paces = [call.tenant.objective.tpot_ms for call in site.calls if call.tenant.objective.tpot_ms]
+        tightest = min(paces, default=0)
+        self.gateways = [
+            Gateway(
+                site,
+                Process(store, f"p{i}", max_queued, site),
+                Estimates(shape, engines, beliefs or Beliefs()),
+                tightest,
+            )
+            for i in range(processes)
+        ]
+        for gateway in self.gateways:
+            gateway.process.others = [one.process for one in self.gateways if one is not gateway]
+            gateway.process.begin()
+            gateway.declare()
+
+    def arrive(self, call: Call) -> None:
+        self._of(call).arrive(call)
+
+    def stepped(self, seen: Seen, calls: list[Call]) -> None:
+        for gateway in self.gateways:
+            gateway.stepped(seen)
+        for call in calls:
+            self._of(call).token(call)
+
+    def left(self, call: Call) -> None:
+        self._of(call).left(call)
+
+    def act(self) -> None:
+        for gateway in self.gateways:
+            gateway.process.tick()
+
+    def close(self) -> None:
+        """Leave the store. Raises SimulationFault for keys left behind."""
+        for gateway in self.gateways:
+            gateway.process.leave()
+        if left := self._store.ask("KEYS", f"{KEYS.prefix}*"):
+            raise SimulationFault(f"the store still has {sorted(left)[:8]}")
+
+    def _of(self, call: Call) -> Gateway:
+        return self.gateways[call.number % len(self.gateways)]
+
+
+def _scaled(of: Coefficients, factor: float) -> Coefficients:
+    return Coefficients(
+        a0_s=of.a0_s * factor,
+        a1_s=of.a1_s * factor,
+        a2_s=of.a2_s * factor,
+        a3_s=of.a3_s * factor,
+        a4_s=of.a4_s * factor,
+    )
+
+
+def _seconds(ms: int) -> float:
+    return ms / 1000 if ms else math.inf
+
+
+def _filled(seen: Seen, shape: Shape) -> float:
+    return min(1.0, seen.work.prefill_tokens / shape.chunk_tokens)
+
+
+def _differ(one: BackendShare, other: BackendShare) -> bool:
+    pairs = (
+        (one.max_running, other.max_running),
+        (one.prefill_tokens_per_s, other.prefill_tokens_per_s),
+        (one.kv_tokens, other.kv_tokens),
+    )
+    return any(abs(new - old) > SHARE_CHANGE * old for new, old in pairs)
