@@ -158,11 +158,7 @@ class Keyring:
         await ask(connection, "HGETALL", self._of_keys)
         news, tenants, keys = await ask(connection, "EXEC")
         version, stamp = _mark(news)
-        await asyncio.sleep(0)  # requests run between the steps: each takes a while when there are thousands
-        of_tenants = _records(tenants, TenantRecord, self._read[0])
-        await asyncio.sleep(0)
-        self._read = of_tenants, _records(keys, KeyRecord, self._read[1])
-        await asyncio.sleep(0)
+        self._read = _records(tenants, TenantRecord, self._read[0]), _records(keys, KeyRecord, self._read[1])
         return Ring(
             version=version,
             stamp=stamp,
