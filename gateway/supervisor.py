@@ -24,7 +24,7 @@ class Supervisor:
 
     def __init__(self, on_crash: Callable[[], None] = stop_process) -> None:
         self.crashed: str | None = None
-        self._on_crash = on_crash
+        self.on_crash = on_crash
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
@@ -55,4 +55,4 @@ class Supervisor:
             log.critical("background task %s crashed; the process stops", task.get_name(), exc_info=error)
         if self.crashed is None:
             self.crashed = task.get_name()
-            self._on_crash()
+            self.on_crash()

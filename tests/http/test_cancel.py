@@ -193,13 +193,13 @@ async def test_in_the_same_tick_as_its_grant(case: Case, cancel_first: bool) -> 
     async with asking(case, State.STREAMING) as (first, _), asking(case, State.QUEUED) as (_, second):
         leaver: Any = case.site.trunk.ticker.members()[1]
 
-        def grant(place: Any, backend: str) -> None:
+        def grant(*given: Any) -> None:
             book._grant = real
             if cancel_first:
                 leaver.cut(relay._GONE)
-                real(place, backend)
+                real(*given)
             else:
-                real(place, backend)
+                real(*given)
                 leaver.cut(relay._GONE)
 
         async with asking(case, State.QUEUED) as (third, last):

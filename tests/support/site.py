@@ -55,6 +55,11 @@ async def running(config: Config | str = POOL) -> AsyncIterator[Site]:
     trunk: Trunk = app.state.trunk
     server = Server(uvicorn_config(app, trunk.config.server), trunk)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+
+    def crashed() -> None:
+        server.should_exit = True
+
+    trunk.supervisor.on_crash = crashed
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
@@ -69,3 +74,4 @@ async def running(config: Config | str = POOL) -> AsyncIterator[Site]:
     finally:
         server.should_exit = True
         await serving
+    assert trunk.supervisor.crashed is None, f"a background task crashed: {trunk.supervisor.crashed}"
