@@ -17,10 +17,11 @@ from bench.sim_baselines import PassThrough, Queued, below, earliest_deadline, f
 from bench.sim_signalbox import Beliefs, Signalbox
 from bench.sim_site import Site, Strategy
 from bench.sim_store import Store
+from bench.sim_tokens import TokenGate
 from bench.sim_workload import Part, Tenant, arrivals
 from policies.types import Objective
 
-STRATEGIES = ("pass", "cap", "gate", "gate+edf", "signalbox")
+STRATEGIES = ("pass", "cap", "gate", "gate+edf", "tokens", "signalbox")
 CAPS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 ATTAINED = 0.95
 FIT_SEEDS = (1, 2)
@@ -158,6 +159,8 @@ class Lab:
             return Queued(site, first_come, unsaturated)
         if case.strategy == "gate+edf":
             return Queued(site, earliest_deadline, unsaturated)
+        if case.strategy == "tokens":
+            return TokenGate(site, case.beliefs)
         if case.strategy == "signalbox":
             return Signalbox(site, self.store, case.scenario.processes, case.beliefs)
         raise ValueError(f"strategy: one of {', '.join(STRATEGIES)}, not {case.strategy!r}")

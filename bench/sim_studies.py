@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from backends.simengine import Shape, StepTime
 from bench import sim_metrics
-from bench.sim_lab import Case, Lab, Scenario, overload
+from bench.sim_lab import STRATEGIES, Case, Lab, Scenario, overload
 from bench.sim_metrics import OUTPUT_WEIGHT, rounded
 from bench.sim_signalbox import Beliefs
 from bench.sim_site import Outcome, Request, Site
@@ -33,7 +33,7 @@ def noisy(lab: Lab) -> dict[str, Any]:
     alone = Scenario(name="alone", tenants=good, rate=capacity)
     beside = Scenario(name="noisy", tenants=(*good, noise), rate=capacity)
     found = {}
-    for strategy in ("pass", "cap", "gate", "gate+edf", "signalbox"):
+    for strategy in STRATEGIES:
         quiet = replace(lab.case(alone, 0.6, strategy), requests=lab.requests // 5)
         alone_numbers = lab.over_seeds(quiet)
         numbers = lab.over_seeds(lab.case(beside, 3.0, strategy))
@@ -135,7 +135,7 @@ def _fair_run(lab: Lab, count: int, strategy: str, seed: int) -> dict[str, float
 
 
 def backlogged_tenants(count: int) -> tuple[Tenant, ...]:
-    """Tenants with weights 1, 2, 4, … and other lengths each, that all ask for as many tokens: more than any's share."""
+    """Tenants with weights 1, 2, 4, … and other lengths each, that all ask for equally many tokens, too many."""
     tenants = []
     for number in range(count):
         trace, weight = ("conv", "code", "sharegpt")[number % 3], (1, 2, 4)[number % 3]
@@ -151,15 +151,23 @@ def kv(lab: Lab) -> dict[str, Any]:
     scenario = Scenario(name="kv", tenants=(tenant,), shape=Shape(chunk_tokens=512, max_running=256, kv_tokens=60_000))
     lab_kv = Lab(lab.store, max(100, lab.requests // 5), len(lab.seeds))
     lab_kv.log, lab_kv.rates = lab.log, lab.rates
-    found = lab_kv.sweep(scenario, [1.5], ["pass", "cap", "gate", "signalbox"])
-    reserving = replace(lab_kv.case(scenario, 1.5, "signalbox"), beliefs=Beliefs(reserve=True))
-    found["1.5x signalbox, max_tokens reserved"] = lab_kv.over_seeds(reserving)
+    found = lab_kv.sweep(scenario, [1.5], ["pass", "cap", "gate", "tokens", "signalbox"])
+    for strategy in ("tokens", "signalbox"):
+        reserving = replace(lab_kv.case(scenario, 1.5, strategy), beliefs=Beliefs(reserve=True))
+        found[f"1.5x {strategy}, max_tokens reserved"] = lab_kv.over_seeds(reserving)
     return found
 
 
 def model(lab: Lab) -> dict[str, Any]:
     """Step times promised wrong by a factor of 2 either way, and engines that change speed half-way, at 2x."""
-    case = lab.case(overload(), 2.0, "signalbox")
+    return {
+        f"{strategy}, {name}": numbers
+        for strategy in ("tokens", "signalbox")
+        for name, numbers in _model_runs(lab, lab.case(overload(), 2.0, strategy)).items()
+    }
+
+
+def _model_runs(lab: Lab, case: Case) -> dict[str, Any]:
     half_ms = case.span_s * 500
     found: dict[str, Any] = {}
     for name, beliefs in (("half", Beliefs(start_rate=0.5)), ("double", Beliefs(start_rate=2.0))):
@@ -246,7 +254,7 @@ def leavers(lab: Lab) -> dict[str, Any]:
     base = overload()
     scenario = replace(base, tenants=tuple(replace(tenant, leave=0.2) for tenant in base.tenants))
     found = {}
-    for strategy in ("pass", "gate", "signalbox"):
+    for strategy in ("pass", "gate", "tokens", "signalbox"):
         case = replace(lab.case(base, 1.5, strategy), scenario=scenario)
         runs = [_left_run(lab, replace(case, seed=seed), base) for seed in lab.seeds]
         found[strategy] = sim_metrics.summary(runs)
