@@ -20,7 +20,7 @@ import msgspec
 import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
-from gateway.clock import wall
+from gateway.clock import now, wall
 from gateway.queue.keys import Keys
 from gateway.queue.link import GONE, StoreAway, StoreUnfit, Target, ask, open_connection
 from gateway.ring import KeyRecord, Ring, TenantRecord
@@ -36,6 +36,7 @@ Read = dict[str, tuple[bytes, Any]]
 BLOCK_MS = 500
 """How long a read for news may wait: then the version is looked at, whatever the stream said."""
 ANSWER_S = 2.0
+START_S = 5.0
 RETRY_S = 0.2
 LINGER_S = 0.05
 """After news: a burst of changes is read as one."""
@@ -67,9 +68,17 @@ class Keyring:
         return f"<Keyring {self.ring!r}{', store away' if self.away else ''}>"
 
     async def start(self, supervisor: Supervisor) -> None:
-        """Read what the store has, and from now on what changes. Raises StoreAway or StoreUnfit."""
-        async with self._asking() as connection:
-            await self._agree(connection)
+        """Read what the store has, and from now on what changes. Raises StoreAway after START_S, or StoreUnfit."""
+        limit_s = now() + START_S
+        while True:
+            try:
+                async with self._asking() as connection:
+                    await self._agree(connection)
+                break
+            except StoreAway:
+                if now() >= limit_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
         self._task = supervisor.start("keyring", self._follow())
 
     async def aclose(self) -> None:
@@ -176,11 +185,11 @@ class Keyring:
         await ask(connection, "MULTI")
         if before is None:
             await ask(connection, "DEL", self._of_tenants, self._of_keys)
-        for key, was, now in (
+        for key, was, wanted in (
             (self._of_tenants, before.tenants if before else {}, after.tenants),
             (self._of_keys, before.keys if before else {}, after.keys),
         ):
-            for command in _difference(key, was, now):
+            for command in _difference(key, was, wanted):
                 await ask(connection, *command)
         news = ("version", str(after.version), "stamp", after.stamp)
         await ask(connection, "XADD", self._news, "MAXLEN", "1", "*", *news)
@@ -202,9 +211,9 @@ class Keyring:
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
-        ends = self._tenants.adopt(self.ring, now := wall())
+        ends = self._tenants.adopt(self.ring, at := wall())
         if ends < float("inf"):
-            pause_s = min(max(ends - now, 0.0), LONGEST_S)
+            pause_s = min(max(ends - at, 0.0), LONGEST_S)
             self._ending = asyncio.get_running_loop().call_later(pause_s, self._take_effect)
 
     async def _follow(self) -> None:

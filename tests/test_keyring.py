@@ -142,6 +142,17 @@ async def test_a_process_that_starts_later_knows_everything_at_once(server: Stor
         assert after.opens("k")
 
 
+async def test_a_store_that_is_a_moment_late_is_waited_for(own_server: StoreServer) -> None:
+    async with replicas(own_server, 1) as (before,):
+        await before.add("k")
+    own_server("SAVE")
+    own_server.kill()
+    starting = asyncio.get_running_loop().run_in_executor(None, own_server.start)
+    async with replicas(own_server, 1) as (late,):
+        assert late.opens("k")
+    await starting
+
+
 async def test_an_emptied_store_is_given_back_what_it_lost(server: StoreServer) -> None:
     async with replicas(server) as (here, there):
         await here.add("k")
@@ -278,7 +289,10 @@ async def test_records_that_can_not_be_read_open_nothing(server: StoreServer, ca
         assert server("HEXISTS", TENANTS, "broken") == 1
 
 
-async def test_a_version_that_can_not_be_read_names_itself(server: StoreServer) -> None:
+async def test_a_version_that_can_not_be_read_names_itself(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "START_S", 0.0)
     server("XADD", NEWS, "*", "version", "x", "stamp", "s")
     with pytest.raises(StoreUnfit, match="version of tenants and keys can't be read"):
         async with replicas(server, 1):

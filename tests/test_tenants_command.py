@@ -39,6 +39,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield one
 
 
+def test_the_greeting_does_without_a_tenant(served: Gateway) -> None:
+    assert "-H 'Authorization: Bearer KEY'" in served.out
+
+
 class Command:
     """Runs `signalbox tenants` in this process; `out` and `err` are what the last call said."""
 

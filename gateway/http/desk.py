@@ -1,5 +1,6 @@
 """Looks and changes that `/admin/tenants` offers, over the configuration and the keyring."""
 
+import logging
 import math
 import secrets
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from gateway.ring import (
 )
 from gateway.tenants import Tenants, hash_key, new_key
 from policies.reasons import Reason
+
+log = logging.getLogger(__name__)
 
 _SETTINGS = tuple(one.name for one in msgspec.structs.fields(TenantSettings))
 
@@ -75,6 +78,8 @@ class Desk(Struct):
             return ring
 
         ring = await self.keyring.change(change)
+        if made:
+            log.info("tenant %s is made", form.name)
         return self._view(ring, form.name, self._counts(ring).get(form.name, 0)), made
 
     async def alter(self, name: str, form: TenantChanges) -> TenantView:
@@ -87,6 +92,7 @@ class Desk(Struct):
             return ring if altered == record else put_tenant(ring, name, altered)
 
         ring = await self.keyring.change(change)
+        log.info("tenant %s is changed: %s", name, ", ".join(changes) or "nothing")
         return self._view(ring, name, self._counts(ring).get(name, 0))
 
     async def remove(self, name: str) -> None:
@@ -95,6 +101,7 @@ class Desk(Struct):
             return drop_tenant(ring, name)
 
         await self.keyring.change(change)
+        log.info("tenant %s is removed", name)
 
     async def keys(self, name: str) -> list[KeyView]:
         """Those of the configuration first, then the others, oldest first."""
@@ -129,18 +136,22 @@ class Desk(Struct):
             ended = end_key(ring, name, key_id, _after(now, form.grace_s) or int(now), now)
             return put_key(ended, digest, record, self.known.base)
 
-        return await self._give_out(record, now, change)
+        view = await self._give_out(record, now, change)
+        log.info("key %s of tenant %s ends in %d s", key_id, name, form.grace_s)
+        return view
 
     async def revoke(self, name: str, key_id: str) -> None:
         """At once. Of a key that has ended already it is no error."""
         self._not_configured(name, key_id)
         now = wall()
         await self.keyring.change(lambda ring: end_key(ring, name, key_id, int(now), now))
+        log.info("key %s of tenant %s is revoked", key_id, name)
 
     async def _give_out(self, record: KeyRecord, now: float, change: Callable[[Ring, str], Ring]) -> NewKeyView:
         secret = new_key()
         digest = hash_key(secret).removeprefix("sha256:")
         await self.keyring.change(lambda ring: change(ring, digest))
+        log.info("key %s of tenant %s is made", record.id, record.tenant)
         return NewKeyView(**_facts(record, now), key=secret)
 
     # -- what is there ----------------------------------------------------------------------------------------------
