@@ -1,0 +1,215 @@
+"""Our side of uvicorn's HTTP/1.1 protocol: cheaper on the hot path, and stricter with clients.
+
+A response's head waits for its first body bytes and leaves with them: one packet, one system call. A connection has one
+timer over all its requests. What uvicorn does with the parser, flow control and pipelining stays uvicorn's.
+"""
+
+import asyncio
+import re
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from gateway.http.relay import ABORT
+
+MOST_HEAD_BYTES = 65_536
+JOINED_BYTES = 65_536  # up to this size a body is copied behind its head
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+class Cycle(RequestResponseCycle):
+    """One request and its response. Only `send` is ours."""
+
+    _head = b""
+
+    async def send(self, message: Any) -> None:
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            self._start(message["status"], message.get("headers", ()))
+        else:
+            self._body(message.get("body", b""), message.get("more_body", False))
+
+    def _start(self, status: int, headers: Any) -> None:
+        if self.response_started:
+            raise RuntimeError("the response has been started before")
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        parts = [STATUS_LINE[status]]
+        for name, value in headers:
+            if name == b"content-length":
+                self.expected_content_length = int(value)
+                self.chunked_encoding = False
+            elif name == b"connection" and value == b"close":
+                self.keep_alive = False
+                continue
+            parts.append(b"%b: %b\r\n" % (name, value))
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
+            self.chunked_encoding = True
+            parts.append(b"transfer-encoding: chunked\r\n")
+        head = b"".join(parts)
+        if not head.count(b"\n") == head.count(b"\r") == len(parts):
+            raise RuntimeError("a header holds a line break")
+        self._head = head + b"\r\n"
+
+    def _body(self, body: bytes, more: bool) -> None:
+        if not self.response_started or self.response_complete:
+            raise RuntimeError("body bytes before a response's start or after its end")
+        if self.scope["method"] == "HEAD":
+            body, self.expected_content_length = b"", 0
+        elif self.chunked_encoding:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if not more:
+                body += b"0\r\n\r\n"
+        else:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0 or (not more and self.expected_content_length):
+                raise RuntimeError("a body that is not as long as its content-length")
+        self._write(body)
+        if not more:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
+
+    def _write(self, body: bytes) -> None:
+        head, self._head = self._head, b""
+        if head and len(body) > JOINED_BYTES:
+            self.transport.write(head)
+        else:
+            body = head + body
+        if body:
+            self.transport.write(body)
+
+
+class FrontProtocol(HttpToolsProtocol):
+    """A connection. Offers the `signalbox.abort` scope extension; cuts off heads that are too late or too large.
+
+    `header_s` bounds a request's head from its first byte, and a new connection's silence. An idle connection is closed
+    after uvicorn's `timeout_keep_alive`. Both are looked at by one timer, which a request neither starts nor stops.
+    """
+
+    header_s = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._extensions = {ABORT: transport.abort}
+        self._in_head = False
+        self._head_bytes = 0
+        self._waits_s = self.header_s  # how long the present silence or head may last
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(self.header_s, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if b"pgrade" in data and self._between_requests():
+            data = _without_upgrade(data)
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self._in_head = True
+        self._head_bytes = 0
+        self._since, self._waits_s = self.loop.time(), self.header_s
+        self.scope = {  # type: ignore[typeddict-item]
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme or "http",
+            "root_path": "",
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+            "extensions": self._extensions,  # type: ignore[typeddict-item]
+        }
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        scope, version = self.scope, self.parser.get_http_version()
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        url = httptools.parse_url(self.url)
+        raw_path = url.path or b"/"
+        scope["raw_path"] = raw_path
+        scope["path"] = _unquoted(raw_path)
+        scope["query_string"] = url.query or b""
+        before = self.cycle
+        self.cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # pipelined: it waits for the one before
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif not self._in_head:
+            self._since, self._waits_s = self.loop.time(), self.timeout_keep_alive
+
+    def _look(self) -> None:
+        """Close what has been silent, or at its head, for too long; look again when the next could be."""
+        left_s = self.header_s
+        if self._in_head or self._between_requests():
+            left_s = self._since + self._waits_s - self.loop.time()
+            if left_s <= 0:
+                self._give_up()
+                return
+        self._timer = self.loop.call_later(max(0.05, min(left_s, self.header_s)), self._look)
+
+    def _give_up(self) -> None:
+        if self._in_head:
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+
+def _unquoted(raw_path: bytes) -> str:
+    path = raw_path.decode("ascii")
+    return unquote(path) if "%" in path else path
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The head under another name for its `Upgrade`, which we never take up; the parser would drop the body after it.
+
+    Java's client asks for h2c in every request. A head that comes in pieces may keep it.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
