@@ -47,6 +47,7 @@ except ImportError:  # 0.33
 
 log = logging.getLogger(__name__)
 
+WARM_S = 300.0  # for each of its first requests
 GRACE_S = 2.0  # for a healthy engine to end by itself
 PINNED = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
@@ -79,16 +80,24 @@ async def _serve(config: Vllm, model: str, llm: AsyncLLM, start: "Start") -> "In
     engine = InProcess(config, bundle, llm, desk, start.reports)
     engine.stationery = await learn(desk, model)
     await _warm(engine, model)
+    engine.watchdog.start()
     gc.freeze()  # half a million objects that will not go before the engine does
     vllm.envs.enable_envs_cache()  # vLLM looks at its environment for every token
     return engine
 
 
 async def _warm(engine: "InProcess", model: str) -> None:
-    """Its first requests: they compile kernels, look for plugins and load grammars, which no client should wait for."""
+    """Its first requests: they compile kernels, look for plugins and load grammars, which no client should wait for.
+
+    No watchdog yet: some of these steps take seconds, once.
+    """
+    text: dict[str, Any] = {"prompt": "x", "max_tokens": 2}
     bodies: list[tuple[Kind, dict[str, Any]]] = [
-        (Kind.COMPLETION, {"prompt": "x", "max_tokens": 2}),
-        (Kind.COMPLETION, {"prompt": "x", "max_tokens": 2, "response_format": {"type": "json_object"}}),
+        (Kind.COMPLETION, text),
+        (Kind.COMPLETION, text | {"logprobs": 2}),
+        (Kind.COMPLETION, text | {"temperature": 1, "top_p": 0.9, "top_k": 9, "min_p": 0.01, "seed": 1}),
+        (Kind.COMPLETION, text | {"presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1}),
+        (Kind.COMPLETION, text | {"response_format": {"type": "json_object"}}),
         (Kind.EMBEDDINGS, {"input": "x"}),
     ]
     for kind, body in bodies:
@@ -96,11 +105,12 @@ async def _warm(engine: "InProcess", model: str) -> None:
             continue
         prompt = Prompt(kind=kind, model=model, body=msgspec.json.encode(body | {"model": model}))
         try:
-            running = await engine.open(await engine.plan(prompt))
-            while await running.next() is not None:
-                pass
-        except (Refused, BackendBusy, BackendError) as exc:
-            raise BackendLost(f"vLLM came up and does not answer: {exc}") from exc
+            async with asyncio.timeout(WARM_S):
+                running = await engine.open(await engine.plan(prompt))
+                while await running.next() is not None:
+                    pass
+        except (Refused, BackendBusy, BackendError, TimeoutError) as exc:
+            raise BackendLost(f"vLLM came up and does not answer: {exc or 'too slow'}") from exc
 
 
 class Start:
@@ -174,8 +184,8 @@ class InProcess:
         self._ranked = llm.vllm_config.scheduler_config.policy == "priority"
         self._lost: str | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._watchdog = Watchdog(reports, config.watchdog_s, llm.get_num_unfinished_requests, llm.is_sleeping)
-        self._watchdog.on_hang = self._lose
+        self.watchdog = Watchdog(reports, config.watchdog_s, llm.get_num_unfinished_requests, llm.is_sleeping)
+        self.watchdog.on_hang = self._lose
 
     def __repr__(self) -> str:
         state = f"lost: {self._lost}" if self._lost else f"{self._llm.get_num_unfinished_requests()} requests"
@@ -214,7 +224,7 @@ class InProcess:
             call.close()
             raise
         if call.works:
-            self._watchdog.opened(was_idle)
+            self.watchdog.opened(was_idle)
         return stream(call, self.stationery.shape(call))
 
     async def gauge(self) -> Gauge:
@@ -238,7 +248,7 @@ class InProcess:
         """From now on it is lost; everything that waits for its output hears of it at once."""
         if self._lost is None:
             self._lost = why
-            self._watchdog.stop()
+            self.watchdog.stop()
             self._llm.output_processor.propagate_error(BackendLost(why))
 
     async def _end(self) -> None:

@@ -34,8 +34,8 @@ def while_planning(kind: Kind, exc: Exception) -> Fault:
 
 def of_exception(kind: Kind, exc: Exception) -> Fault:
     """The fault in anything that vLLM raised."""
-    if isinstance(exc, (Refused, BackendBusy, BackendError, BackendLost)):
-        return exc
+    if isinstance(exc, (BackendBusy, BackendError, BackendLost)):
+        return type(exc)(str(exc))  # one object may have gone to many streams, and each raises its own
     if isinstance(exc, EngineDeadError):
         return BackendLost(DEAD)
     if isinstance(exc, ValidationError):

@@ -11,7 +11,6 @@ from backends.protocol import Gauge
 
 KEPT_STEPS = 1024  # between two gauges
 STEPS = 20  # expected ones without a sign: then it hangs
-FIRST_STEP_S = 60.0  # the first may compile kernels
 PROBE_S = 1.0
 
 
@@ -28,10 +27,6 @@ class Reports:
 
     def __repr__(self) -> str:
         return f"<Reports of {len(self._scheduler)} engines, {len(self._steps)} steps since the last gauge>"
-
-    @property
-    def stepped(self) -> bool:
-        return self.slowest_s > 0
 
     def record(self, scheduler: Any, iteration: Any, engine: int) -> None:
         """One report. Runs between the engine's output and its readers: a few assignments, no more."""
@@ -96,7 +91,12 @@ class Watchdog:
         self._holds, self._ask = holds, ask
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
+        self._stopped = True
+
+    def start(self) -> None:
+        """From now on. What went before was warming up, whose steps say nothing about later ones."""
         self._stopped = False
+        self._reports.slowest_s = 0.0
 
     def opened(self, was_idle: bool) -> None:
         """A request went to the engine. An idle engine owed no sign: its silence starts here."""
@@ -114,8 +114,6 @@ class Watchdog:
             self._probe.cancel()
 
     def _patience_s(self) -> float:
-        if not self._reports.stepped:
-            return max(self._limit_s, FIRST_STEP_S)
         return max(self._limit_s, STEPS * self._reports.slowest_s)
 
     def _due(self) -> float:

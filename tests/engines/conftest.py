@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -34,9 +35,27 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / ".models" / "tiny"
 START_S = 300.0
-ORDER = ("test_parity", "test_kill", "test_streams", "test_contract", "test_cancel", "test_hang", "test_orphan")
+PATIENCE_S = 5.0
+"""The watchdog's, of the engine that is stopped at the end."""
+ORDER = (
+    "test_parity",
+    "test_kill",
+    "test_streams",
+    "test_contract",
+    "test_cancel",
+    "test_hang",
+    "test_gateway",
+    "test_orphan",
+)
 
-FLAGS: dict[str, Any] = {"max-model-len": 2048, "enforce-eager": True, "dtype": "bfloat16", "max-num-seqs": 16}
+FLAGS: dict[str, Any] = {
+    "max-model-len": 2048,
+    "enforce-eager": True,
+    "dtype": "bfloat16",
+    "max-num-seqs": 16,
+    # A model that knows nothing would fill an object with spaces until its tokens are gone.
+    "structured-outputs-config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
 TOOLS: dict[str, Any] = {"tool-call-parser": "hermes", "enable-auto-tool-choice": True}
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]  # no engine here, nothing to ask
@@ -113,7 +132,7 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.log = folder / "server.log"
-        flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in (FLAGS | TOOLS).items()]
+        flags = [_flag(name, value) for name, value in (FLAGS | TOOLS).items()]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *flags]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--scheduling-policy", "priority"]
@@ -150,6 +169,10 @@ class Server:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
+def _flag(name: str, value: Any) -> str:
+    return f"--{name}" if value is True else f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
+
+
 @pytest.fixture(scope="session")
 def starting(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server, while it starts: the engine can start beside it."""
@@ -178,8 +201,7 @@ async def engine(tiny: Path, nothing_blocks: BlockBuster) -> AsyncIterator[InPro
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def plain(tiny: Path, nothing_blocks: BlockBuster) -> AsyncIterator[InProcess]:
     args = FLAGS | {"max-num-seqs": 4, "max-num-batched-tokens": 64, "enable-prefix-caching": False}
-    args["structured-outputs-config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
-    backend = await start(Vllm(name="second", model=str(tiny), args=args, watchdog_s=2.0), nothing_blocks)
+    backend = await start(Vllm(name="second", model=str(tiny), args=args, watchdog_s=PATIENCE_S), nothing_blocks)
     yield backend
     await backend.aclose()
 

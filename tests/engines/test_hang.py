@@ -11,6 +11,7 @@ import pytest
 
 from backends.protocol import BackendLost, Kind
 from tests.engines.asking import CHAT, LONG, read, start
+from tests.engines.conftest import PATIENCE_S
 from tests.engines.test_cancel import idle
 from tests.engines.test_kill import RUNNING, lost_at
 
@@ -33,7 +34,7 @@ async def test_a_short_pause_is_no_hang(plain: InProcess) -> None:
 
 
 async def test_an_idle_engine_may_be_silent(plain: InProcess) -> None:
-    await asyncio.sleep(2.5)  # longer than the watchdog's patience
+    await asyncio.sleep(PATIENCE_S + 0.5)
     await plain.gauge()
     await read((await start(plain, Kind.CHAT, CHAT))[1])
 
@@ -50,7 +51,7 @@ async def test_a_stopped_engine_is_noticed_and_ended(plain: InProcess) -> None:
     stopped_at = loop.time()
     readers = [asyncio.ensure_future(lost_at(stream)) for stream in streams]
     noticed = await asyncio.gather(*readers)
-    assert 1.5 < min(noticed) - stopped_at < 4.0  # the patience is 2 s
+    assert PATIENCE_S - 1 < min(noticed) - stopped_at < PATIENCE_S + 2
     assert max(noticed) - min(noticed) < 0.2
     with pytest.raises(BackendLost, match="no sign"):
         await plain.gauge()
