@@ -6,6 +6,7 @@ pace it holds streams open and prints a BEGIN line after the warm-up and an END 
 
 import argparse
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
@@ -98,24 +99,24 @@ class Caller(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() != 200:
             self._tally.errors += 1
-        self._tally.latencies_s.append(self._loop.time() - self._sent_s)
+        self._tally.latencies_s.append(time.perf_counter() - self._sent_s)
         self._loop.call_soon(self._ask)
 
     def _ask(self) -> None:
         if self._transport.is_closing():
             return
         self._parser = httptools.HttpResponseParser(self)
-        self._sent_s = self._loop.time()
+        self._sent_s = time.perf_counter()
         self._transport.write(self._request)
 
 
 async def call(wish: Wish) -> Result:
     """Whole requests, one after the other on each connection."""
-    tally, loop = Tally(), asyncio.get_running_loop()
-    started_s = loop.time()
+    tally = Tally()
+    started_s = time.perf_counter()
     async with _connected(wish, tally):
         await asyncio.sleep(wish.seconds)
-        seconds = loop.time() - started_s
+        seconds = time.perf_counter() - started_s
     times = sorted(tally.latencies_s) or [0.0]
     return Result(
         requests=len(tally.latencies_s),
@@ -128,12 +129,12 @@ async def call(wish: Wish) -> Result:
 
 async def hold(wish: Wish) -> None:
     """Paced streams, their beginnings spread over the first part of the warm-up."""
-    tally, loop = Tally(), asyncio.get_running_loop()
-    started_s = loop.time()
+    tally = Tally()
+    started_s = time.perf_counter()
     async with _connected(wish, tally, spread_s=wish.warm_up_s / 2):
-        await asyncio.sleep(started_s + wish.warm_up_s - loop.time())
+        await asyncio.sleep(started_s + wish.warm_up_s - time.perf_counter())
         for name in ("BEGIN", "END"):
-            mark = Mark(tally.chunks, loop.time() - started_s, tally.errors)
+            mark = Mark(tally.chunks, time.perf_counter() - started_s, tally.errors)
             print(name, msgspec.json.encode(mark).decode(), flush=True)
             await asyncio.sleep(wish.seconds if name == "BEGIN" else 0)
 
