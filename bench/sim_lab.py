@@ -67,6 +67,16 @@ def overload(engines: int = 1, processes: int = 1) -> Scenario:
     return Scenario(name="overload", tenants=(chat, code, long), engines=engines, processes=processes)
 
 
+def bursts(engines: int = 1, processes: int = 1) -> Scenario:
+    """Azure chat and code on their own clocks: in its busiest second code asks for 26 times its mean."""
+    chat = Tenant(name="chat", trace="conv", share=0.68, cv=0, objective=Objective(3000, 100))
+    code = Tenant(name="code", trace="code", share=0.32, cv=0, objective=Objective(3000, 150))
+    return Scenario(name="bursts", tenants=(chat, code), engines=engines, processes=processes)
+
+
+SWEEPS = {"overload": overload, "bursts": bursts}
+
+
 class Lab:
     """A store, and how much to run. Close it."""
 

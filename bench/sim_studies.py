@@ -26,12 +26,11 @@ BUSY_RATE = 10.0  # requests/s that keep every tenant of the fairness study back
 
 def noisy(lab: Lab) -> dict[str, Any]:
     """One tenant at 2.4 times capacity, two at 0.3: what the two attain, and what they would attain without it."""
-    capacity = lab.capacity(overload())
     aim = Objective(3000, 100)
     good = tuple(Tenant(name=name, trace="conv", share=0.3, cv=1.2, objective=aim) for name in ("one", "two"))
     noise = Tenant(name="noise", trace="conv", share=2.4, cv=1.2, objective=aim)
-    alone = Scenario(name="alone", tenants=good, rate=capacity)
-    beside = Scenario(name="noisy", tenants=(*good, noise), rate=capacity)
+    beside = Scenario(name="noisy", tenants=(*good, noise))
+    alone = Scenario(name="alone", tenants=good, rate=lab.capacity(beside))
     found = {}
     for strategy in STRATEGIES:
         quiet = replace(lab.case(alone, 0.6, strategy), requests=lab.requests // 5)
@@ -117,7 +116,7 @@ def fairness(lab: Lab) -> dict[str, Any]:
 def _fair_run(lab: Lab, count: int, strategy: str, seed: int) -> dict[str, float]:
     tenants = backlogged_tenants(count)
     scenario = Scenario(name=f"fair{count}", tenants=tenants, rate=BUSY_RATE)
-    case = Case(scenario=scenario, rate=BUSY_RATE, requests=lab.requests, seed=seed, strategy=strategy, cut=True)
+    case = Case(scenario=scenario, rate=BUSY_RATE, requests=2 * lab.requests, seed=seed, strategy=strategy, cut=True)
     meter = ServiceMeter(tenants)
     lab.run(case, lambda site: setattr(site, "meter", meter))
     whole = sum(meter.weights.values())
@@ -159,7 +158,7 @@ def kv(lab: Lab) -> dict[str, Any]:
 
 
 def model(lab: Lab) -> dict[str, Any]:
-    """Step times promised wrong by a factor of 2 either way, and engines that change speed half-way, at 2x."""
+    """At 2x: step times promised wrong by a factor of 2 either way, prompts by 15 %, engines that change speed."""
     return {
         f"{strategy}, {name}": numbers
         for strategy in ("tokens", "signalbox")
@@ -170,7 +169,12 @@ def model(lab: Lab) -> dict[str, Any]:
 def _model_runs(lab: Lab, case: Case) -> dict[str, Any]:
     half_ms = case.span_s * 500
     found: dict[str, Any] = {}
-    for name, beliefs in (("half", Beliefs(start_rate=0.5)), ("double", Beliefs(start_rate=2.0))):
+    for name, beliefs in (
+        ("rate 0.5", Beliefs(start_rate=0.5)),
+        ("rate 2", Beliefs(start_rate=2.0)),
+        ("prompt 0.85", Beliefs(prompt=0.85)),
+        ("prompt 1.15", Beliefs(prompt=1.15)),
+    ):
         wrong = replace(case, beliefs=beliefs)
         found[f"believed {name}"] = _recovery(lab, wrong, case, lambda site: None, 0.0)
     for name, factor in (("slower", 2.0), ("faster", 0.5)):
@@ -250,12 +254,12 @@ def _most_in_a_minute(site: Site, name: str) -> int:
 
 
 def leavers(lab: Lab) -> dict[str, Any]:
-    """A fifth of the clients leave at random, at 1.5x: what their work goes on to cost, and who gets the room."""
+    """A fifth of the clients leave at random, at 2x: what their work goes on to cost, and who gets the room."""
     base = overload()
     scenario = replace(base, tenants=tuple(replace(tenant, leave=0.2) for tenant in base.tenants))
     found = {}
     for strategy in ("pass", "gate", "tokens", "signalbox"):
-        case = replace(lab.case(base, 1.5, strategy), scenario=scenario)
+        case = replace(lab.case(base, 2.0, strategy), scenario=scenario)
         runs = [_left_run(lab, replace(case, seed=seed), base) for seed in lab.seeds]
         found[strategy] = sim_metrics.summary(runs)
     return found

@@ -1,11 +1,13 @@
 """The admission policies alone, in one process and without the shared queue: what they are worth by themselves.
 
 A token gate: one queue by deadline + ALPHA ms per prompt token, every request tested at arrival, at the head and at
-dispatch by `policies.forecast` on an exact ledger, at most two prefill chunks outstanding per engine. No tenants, no
-fairness. Signalbox should come close to it and adds what it lacks.
+dispatch by `policies.forecast` on an exact ledger, at most two prefill chunks outstanding per engine, the KV peak by
+Past-Future's formula over all that is in flight. No tenants, no fairness. Signalbox should come close to it and adds
+what it lacks.
 """
 
 import bisect
+import math
 
 from bench.sim_signalbox import HEADROOM, Beliefs, Estimates
 from bench.sim_site import Call, Outcome, Seen, Site
@@ -19,10 +21,9 @@ from policies.forecast import (
     Safety,
     first_token_test,
     forecast,
-    kv_test,
     pace_test,
 )
-from policies.kv import KvSums, rounded
+from policies.kv import Deviations, KvSums, peak_tokens, rounded
 
 ALPHA = 1.0  # ms per prompt token
 WINDOW_CHUNKS = 2
@@ -65,10 +66,12 @@ class Ledger:
                 decoding += 1
                 contexts += call.prompt_tokens + call.produced
                 remaining += outlook.mean - call.produced
+        usable = int(HEADROOM * shape.kv_tokens)
+        places = int(usable * kv.requests / kv.mean_tokens) if kv.requests else shape.max_running
         return Load(
             chunk_tokens=shape.chunk_tokens,
-            max_running=shape.max_running,
-            kv_usable_tokens=int(HEADROOM * shape.kv_tokens),
+            max_running=max(1, min(shape.max_running, places)),
+            kv_usable_tokens=usable,
             kv_block=shape.kv_block,
             outstanding_tokens=self.outstanding,
             prefilling=len(self.calls) - decoding,
@@ -78,6 +81,15 @@ class Ledger:
             tightest_tpot_s=tightest,
             kv=kv,
         )
+
+    def kv_peak(self, call: Call, z: float) -> float:
+        """The most tokens that all in flight and one more are expected to hold at once, and `z` deviations."""
+        variance, running = 0.0, []
+        for one in (*self.calls.values(), call):
+            outlook = self._estimates.outlook(one)
+            running.append((one.prompt_tokens + one.produced, max(1.0, outlook.mean - one.produced)))
+            variance += outlook.variance
+        return peak_tokens(running, self._estimates.shape.kv_block) + z * math.sqrt(variance)
 
 
 class TokenGate:
@@ -143,7 +155,8 @@ class TokenGate:
                 waits = True
                 seen = self._forecast(engine, load, demand, NOTHING_AHEAD)
                 room = ledger.outstanding < WINDOW_CHUNKS * load.chunk_tokens
-                if room and pace_test(seen, load, demand).ok and kv_test(load, demand).ok:
+                fits = ledger.kv_peak(call, Deviations.START) <= load.kv_usable_tokens
+                if room and fits and pace_test(seen, load, demand).ok:
                     self._promised[call.number] = seen.first_token_s
                     ledger.take(call)
                     self._site.start(call, engine)

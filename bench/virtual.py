@@ -3,11 +3,12 @@
     python -m bench.virtual --load 1 2 3 --strategy all --seeds 3 --requests 3000
     python -m bench.virtual --scenario fairness --seeds 1 --json fairness.json
 
-`pass` sends everything to the engine; `cap` and `gate` queue in front of it, first come first served, until the
-deadline; `gate+edf` by deadline. `signalbox` is the real queue (scripts, book and session on a private store) with
-tickets from the real policies. Load 1 is what `pass` carries at 95 % attainment. Engines are like an 8B model on an
-A100, one simulated request costs about 0.3 ms, with `signalbox` about 1.5 ms. The JSON holds results only, so that the
-same command gives the same bytes.
+`pass` sends everything to the engine; `cap` (tuned) and `gate` queue in front of it, first come first served, until the
+deadline; `gate+edf` by deadline. `tokens` are the admission policies without the shared queue, `signalbox` is the real
+queue (scripts, book and session on a private store) with tickets from the real policies.
+
+Load 1 is what `pass` carries at 95 % attainment. Engines are like an 8B model on an A100. A simulated request costs
+about 0.2 ms, with `signalbox` 0.6 ms. The JSON holds results only, so that the same command gives the same bytes.
 """
 
 import argparse
@@ -19,11 +20,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench import sim_metrics
-from bench.sim_lab import STRATEGIES, Lab, overload
+from bench.sim_lab import STRATEGIES, SWEEPS, Lab
 from bench.sim_store import Store
 from bench.sim_studies import STUDIES
 
-SCENARIOS = ("overload", *STUDIES)
+SCENARIOS = (*SWEEPS, *STUDIES)
 
 
 def options() -> argparse.ArgumentParser:
@@ -35,7 +36,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=3000, help="per run")
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1, help="gateway processes")
-    parser.add_argument("--capacity", type=float, default=0.0, help="requests/s at load 1; searched if not given")
+    parser.add_argument(
+        "--capacity", type=float, default=0.0, help="requests/s at load 1 of `overload`; searched if not given"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="where to write the results")
     parser.add_argument("--quiet", action="store_true", help="no word on progress")
     return parser
@@ -43,14 +46,16 @@ def options() -> argparse.ArgumentParser:
 
 def run(lab: Lab, chosen: argparse.Namespace) -> dict[str, Any]:
     """The results by scenario."""
-    scenario = overload(chosen.engines, chosen.processes)
     if chosen.capacity > 0:
-        lab.rates[scenario.name] = chosen.capacity
+        lab.rates["overload"] = chosen.capacity
     names = SCENARIOS if chosen.scenario == "all" else (chosen.scenario,)
     strategies = list(STRATEGIES) if "all" in chosen.strategy else chosen.strategy
     found: dict[str, Any] = {}
     for name in names:
-        found[name] = lab.sweep(scenario, chosen.load, strategies) if name == "overload" else STUDIES[name](lab)
+        if name in SWEEPS:
+            found[name] = lab.sweep(SWEEPS[name](chosen.engines, chosen.processes), chosen.load, strategies)
+        else:
+            found[name] = STUDIES[name](lab)
     found["capacity_rps"] = {name: sim_metrics.rounded(rate) for name, rate in lab.rates.items()}
     return found
 

@@ -14,6 +14,7 @@ from bench.sim_lab import Case, Lab, Scenario, overload
 from bench.sim_signalbox import Beliefs, Estimates, Signalbox, ticket_for
 from bench.sim_site import Call, Outcome, Site, Strategy
 from bench.sim_store import SimulationFault, Store
+from bench.sim_studies import STUDIES
 from bench.sim_tokens import Ledger, TokenGate
 from bench.sim_workload import Arrival, Tenant
 from gateway.queue import wire
@@ -290,6 +291,15 @@ def test_refusing_early_keeps_what_was_promised(store: Store) -> None:
     assert gated["attained_accepted"] >= 0.95
     assert gated["wasted"] <= 0.05
     assert gated["refuse_of_deadline"] <= 0.05
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_runs(name: str, store: Store) -> None:
+    lab = Lab(store, requests=40, seeds=1)
+    lab.rates = {"overload": 3.25, "noisy": 4.0, "kv": 0.6}
+    found = STUDIES[name](lab)
+    assert all(found.values())
+    virtual.show({name: found})
 
 
 def test_the_ledger_forgets_what_has_ended() -> None:
