@@ -2,10 +2,8 @@
 
 import time
 
-
-def now() -> float:
-    """Monotonic seconds, of the clock that `loop.time()` also shows. (uvloop's own reading is a millisecond coarse.)"""
-    return time.monotonic()
+now = time.monotonic
+"""Monotonic seconds, of the clock that `loop.time()` also shows. (uvloop's own reading is a millisecond coarse.)"""
 
 
 def wall() -> float:

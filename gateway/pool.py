@@ -77,6 +77,11 @@ class Member:
         state = "up" if self.backend else f"down ({self.trouble})"
         return f"<Member {self.config.name} {state}, {self.breaker}, {self.running} running>"
 
+    @property
+    def fine(self) -> bool:
+        """Up, and nothing is held against it."""
+        return self.backend is not None and self.breaker.closed
+
     def usable(self, at: float) -> bool:
         """Up, and its breaker lets requests through (half open: perhaps one)."""
         return self.backend is not None and self.breaker.circuit(at) is not Circuit.OPEN
@@ -96,6 +101,7 @@ class Pool:
         self.declare: Callable[[PoolShare], None] = lambda share: None
         self._reaper = reaper
         self._every_feature = False
+        self._everyone: dict[Kind, tuple[int, ...]] = {}  # all positions, by the APIs that every member serves
 
     def __repr__(self) -> str:
         up = sum(1 for member in self.members if member.backend)
@@ -119,6 +125,9 @@ class Pool:
 
         Raises Unservable, naming the field that none can honour.
         """
+        everyone = self._everyone.get(kind)
+        if everyone and not (wanted or tried) and all(member.fine for member in self.members):
+            return everyone
         at = now()
         able = self._able(kind, wanted, [member for member in self.members if member.usable(at)], at)
         fresh = [member for member in able if member.position not in tried]
@@ -194,6 +203,9 @@ class Pool:
         member.backend, member.trouble = backend, ""
         member.breaker = Breaker()
         self._every_feature = all(EVERY_FEATURE in _bundle(m).features for m in self.members if m.backend)
+        kinds = [_bundle(m).kinds for m in self.members if m.backend]
+        all_of_them = tuple(range(len(self.members)))
+        self._everyone = {kind: all_of_them for kind in Kind if all(kind.value in served for served in kinds)}
         self.declare(self.share())
         log.info("backend %s of %s is up: %s", backend.name, self.model, backend.bundle)
 

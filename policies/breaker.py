@@ -48,6 +48,11 @@ class Breaker:
     def __repr__(self) -> str:
         return f"<Breaker {self._circuit.value}, {self._bad + self._was_bad} failures>"
 
+    @property
+    def closed(self) -> bool:
+        """Whether all may pass, without a look at the clock."""
+        return self._circuit is Circuit.CLOSED
+
     def circuit(self, at: float) -> Circuit:
         """What a request would find."""
         return Circuit.HALF_OPEN if self._circuit is Circuit.OPEN and at >= self._until else self._circuit

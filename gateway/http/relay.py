@@ -213,10 +213,9 @@ class _Request:
     async def _body(self, headers: Mapping[bytes, bytes]) -> bytes:
         limit = self._trunk.config.server.max_body_bytes
         _check_media(headers)
-        too_large = Failed(Refusal(Reason.TOO_LARGE, f"the body is larger than {limit} bytes"))
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
-            raise too_large
+            raise _too_large(limit)
         parts: list[bytes] = []
         size = 0
         while True:
@@ -227,7 +226,7 @@ class _Request:
             self._reading = message.get("more_body", False)
             size += len(part)
             if size > limit:
-                raise too_large
+                raise _too_large(limit)
             if not parts and not self._reading:
                 return part
             parts.append(part)
@@ -351,6 +350,10 @@ class _Request:
 
 _UNREAD = frozenset({Reason.TOO_LARGE, Reason.TOO_SLOW, Reason.UNSUPPORTED_MEDIA_TYPE, Reason.UNAUTHENTICATED})
 """Reasons after which a part of the body may still be under way: the connection is not used again."""
+
+
+def _too_large(limit: int) -> Failed:
+    return Failed(Refusal(Reason.TOO_LARGE, f"the body is larger than {limit} bytes"))
 
 
 def _check_media(headers: Mapping[bytes, bytes]) -> None:
