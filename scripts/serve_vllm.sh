@@ -53,7 +53,10 @@ model = "$folder"
 max-model-len = ${MAX_MODEL_LEN:-2048}
 TOML
 if ! nvidia-smi -L >/dev/null 2>&1; then
-    echo "enforce-eager = true # compiling for a CPU takes minutes and a compiler" >>"$config"
+    cat >>"$config" <<TOML
+enforce-eager = true # compiling for a CPU takes minutes and a compiler
+enable-chunked-prefill = false # vLLM 0.32 on a CPU dies of a request with a seed whose prompt comes in two steps
+TOML
 fi
 echo "serving $name as configured in $config" >&2
 exec "$VENV/bin/signalbox" serve --config "$config" "$@"

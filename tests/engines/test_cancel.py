@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="session")]
 
 STREAM = {"stream": True}
-PREFILL = LONG | STREAM | {"max_tokens": 16, "messages": [{"role": "user", "content": "a " * 900}]}
+PREFILL = LONG | STREAM | {"max_tokens": 16, "messages": [{"role": "user", "content": "a " * 1900}]}
 TRIES = 3
 COUNTER = itertools.count(1)
 

@@ -61,7 +61,9 @@ def gateway(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
     running = Gateway(["--config", str(folder / "config.toml")], folder)
     family: list[psutil.Process] = []
     try:
-        until(lambda: "Signalbox serves " in running.out, START_S, lambda: running.log[-3000:])
+        ended = running.process.poll
+        until(lambda: "Signalbox serves " in running.out or ended() is not None, START_S, lambda: running.log[-3000:])
+        assert ended() is None, running.log[-3000:]
         running.url = running.out.split("Signalbox serves ")[1].split()[0]
         until(lambda: running.status("/readyz") == 200, START_S, lambda: running.log[-3000:])
         family = running.descendants()

@@ -26,6 +26,7 @@ from tests.engines.asking import (
     shaped,
     start,
 )
+from tests.engines.conftest import CHUNK
 
 if TYPE_CHECKING:
     from backends.vllm_engine import InProcess
@@ -186,11 +187,11 @@ async def test_lower_rank_goes_first(plain: InProcess) -> None:
 
 async def test_gauge_and_bundle_tell_what_runs(plain: InProcess) -> None:
     await plain.gauge()
-    await answer(plain, Kind.CHAT, CHAT | {"messages": [{"role": "user", "content": "word " * 150}], "max_tokens": 8})
+    await answer(plain, Kind.CHAT, CHAT | {"messages": [{"role": "user", "content": "word " * 600}], "max_tokens": 8})
     gauge = await plain.gauge()
     assert (gauge.running, gauge.waiting, gauge.preemptions) == (0, 0, 0)
-    assert sum(prefill for prefill, _, _, _ in gauge.steps) > 150
-    assert max(prefill for prefill, _, _, _ in gauge.steps) <= 64
+    assert sum(prefill for prefill, _, _, _ in gauge.steps) > 600
+    assert max(prefill for prefill, _, _, _ in gauge.steps) <= CHUNK
     assert all(seconds > 0 for _, _, _, seconds in gauge.steps)
     bundle = plain.bundle
     assert (bundle.engine, bundle.context_tokens, bundle.max_running, bundle.precision) == ("vllm", 2048, 4, "bfloat16")
