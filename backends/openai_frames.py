@@ -14,6 +14,22 @@ _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fa
 _scan = json.JSONDecoder().raw_decode
 
 
+class _Details(Struct):
+    cached_tokens: int | None = None
+
+
+class _Plain(Struct):
+    """Usage as nearly all servers tell it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _Details | None = None
+
+
+_NONE = _Plain(0, 0)
+_decode_plain = msgspec.json.Decoder(_Plain).decode
+
+
 class _Event(Struct):
     choices: Any = None
     usage: Any = None
@@ -78,6 +94,8 @@ def usage_in_tail(tail: bytes) -> Usage | None:
     while at >= 0:
         start = tail.find(b"{", at)
         if start >= 0 and tail[at + 7 : start].strip() == b":":
+            if (plain := _plain_usage(tail, start)) is not None:
+                return plain
             try:
                 value, _ = _scan(tail[start : start + 4096].decode("utf-8", "replace"))
             except ValueError:
@@ -85,6 +103,21 @@ def usage_in_tail(tail: bytes) -> Usage | None:
             return read_usage(value)
         at = tail.rfind(b'"usage"', 0, at)
     return None
+
+
+def _plain_usage(tail: bytes, start: int) -> Usage | None:
+    """The object at `start`, if it is usage in the usual form with at most one object in it."""
+    end = tail.find(b"}", start)
+    if tail.find(b"{", start + 1, end) >= 0:
+        end = tail.find(b"}", end + 1)
+    try:
+        usage = _decode_plain(tail[start : end + 1])
+    except msgspec.MsgspecError:
+        return None
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+    if usage.prompt_tokens < 0 or usage.completion_tokens < 0 or usage == _NONE:
+        return None
+    return Usage(usage.prompt_tokens, usage.completion_tokens, max(0, cached or 0))
 
 
 def join(before: Usage | None, after: Usage | None) -> Usage | None:

@@ -19,10 +19,49 @@ JOINED_BYTES = 65_536  # up to this size a body is copied behind its head
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
+class Signal:
+    """What uvicorn needs of an asyncio.Event for one waiter at a time, without its queue."""
+
+    __slots__ = ("_told", "_waiter")
+
+    def __init__(self) -> None:
+        self._told = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._told = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._told = False
+
+    async def wait(self) -> None:
+        while not self._told:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+
 class Cycle(RequestResponseCycle):
     """One request and its response. Only `send` is ours."""
 
     _head = b""
+
+    def __init__(self, protocol: "FrontProtocol", keep_alive: bool) -> None:
+        self.scope = protocol.scope
+        self.transport, self.flow, self.logger = protocol.transport, protocol.flow, protocol.logger
+        self.on_response = protocol.on_response_complete
+        self.message_event = Signal()  # type: ignore[assignment]
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = protocol.expect_100_continue
+        self.disconnected = self.response_started = self.response_complete = False
+        self.body = bytearray()
+        self.more_body = True
+        self.chunked_encoding = None
+        self.expected_content_length = 0
 
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:
@@ -152,19 +191,7 @@ class FrontProtocol(HttpToolsProtocol):
         scope["path"] = _unquoted(raw_path)
         scope["query_string"] = url.query or b""
         before = self.cycle
-        self.cycle = Cycle(
-            scope=scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=[],
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            on_response=self.on_response_complete,
-        )
+        self.cycle = Cycle(self, version != "1.0" and self.parser.should_keep_alive())
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:  # pipelined: it waits for the one before
