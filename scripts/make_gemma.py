@@ -7,7 +7,6 @@ is what a CPU computes fastest. Takes about two minutes, 2.5 GB of memory and 1.
 Google's Gemma terms of use, which lie beside them. Needs torch, transformers, accelerate and gguf.
 """
 
-import os
 import shutil
 import sys
 from importlib.resources import files
@@ -49,7 +48,7 @@ def main(folder: Path) -> None:
     for name in TERMS:
         shutil.copy(str(files(package.__name__) / "data" / name), half)
     gguf.unlink()
-    os.replace(half, folder)
+    half.replace(folder)
 
 
 if __name__ == "__main__":
