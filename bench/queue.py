@@ -31,7 +31,7 @@ def store_cpu_s(store: redis.Redis) -> float:
 
 
 def share(name: str, limit: int) -> BackendShare:
-    return BackendShare(name, limit, 10_000, 1_000_000, 2048)
+    return BackendShare(name, limit, 1_000_000, 100_000_000, 1_000_000, True, 1000, 1000, 10, 1)
 
 
 class Load:

@@ -34,7 +34,14 @@ class Ticket(Struct, frozen=True):
     """One request's place in the shared queue, as the queue's script sees it. All numbers are integers.
 
     `backends` are positions in the pool's declaration, best first; empty means any. `waits_ms` is what remains until
-    the first-token deadline when the ticket is submitted: after that the script does not dispatch it any more.
+    the first-token deadline when the ticket is submitted: after that the script does not dispatch it any more;
+    `total_ms` likewise until the last token, 0 for no such deadline.
+
+    `uncached_tokens` of the prompt are to be computed (-1: all). `output_tokens` is the expected length of the answer,
+    `output_variance` its variance in tokens squared, `output_high` what nine in ten answers stay within (0: the
+    expected). `key_ms` is the place within the tenant's line, in ms after now (-1: order of arrival; see
+    `policies.order`); the prices are what a token costs the tenant's counter (see `policies.fairness`). `billed` false
+    is a retry or a re-declaration, which is not held against the tenant's quota again.
     """
 
     tenant: str
@@ -47,3 +54,10 @@ class Ticket(Struct, frozen=True):
     tpot_ms: int = 0
     backends: tuple[int, ...] = ()
     retry: bool = False
+    uncached_tokens: int = -1
+    output_variance: int = 0
+    output_high: int = 0
+    key_ms: int = -1
+    prefill_price: int = 1
+    output_price: int = 2
+    billed: bool = True

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from gateway.queue import wire
-from gateway.queue.place import Phase, Place
+from gateway.queue.place import Phase, Place, Quota, uncached
+from policies.quota import TenantLimits
 from policies.reasons import Reason, Refusal
 from policies.types import Ticket
 
@@ -16,7 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class BackendShare(Struct, frozen=True):
-    """What the queue may hand to one backend. `open` false: no new leases, running ones stay."""
+    """What the queue may hand to one backend. `open` false: no new leases, running ones stay.
+
+    The step time is `step_us` and, more, `prefill_ns` per prompt token, `running_us` per decoding request and `kv_ns`
+    per token of their contexts; where the first two are 0, `prefill_tokens_per_s` is all that is known and no pace is
+    tested. `safety_milli` is the factor on predicted times, `kv_deviations_milli` how many deviations of the expected
+    KV tokens are kept free, both in thousandths.
+    """
 
     name: str
     max_running: int
@@ -24,6 +32,12 @@ class BackendShare(Struct, frozen=True):
     kv_tokens: int
     chunk_tokens: int
     open: bool = True
+    step_us: int = 0
+    prefill_ns: int = 0
+    running_us: int = 0
+    kv_ns: int = 0
+    safety_milli: int = 1150
+    kv_deviations_milli: int = 2000
 
 
 class PoolShare(Struct, frozen=True):
@@ -40,6 +54,7 @@ class PoolShare(Struct, frozen=True):
             raise ValueError(f"pool {self.name!r}: two backends have the same name")
 
 
+NO_LIMITS = TenantLimits()
 STORE_LOST = Refusal(Reason.STORE_LOST, "the shared queue cannot be reached", retry_after_s=1.0)
 DRAINING = Refusal(Reason.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
 EXPIRED = Refusal(Reason.EXPIRED, "the deadline for the first token passed while the request waited")
@@ -48,6 +63,9 @@ MESSAGES = {
     Reason.QUEUE_FULL: "the queue for this model is full",
     Reason.NO_BACKEND: "no backend for this model can take the request now",
     Reason.EXPIRED: EXPIRED.message,
+    Reason.RATE_LIMITED: "the tenant's requests or tokens per minute are used up",
+    Reason.DEADLINE_IMPOSSIBLE: "no backend for this model could meet the deadline, not even an idle one",
+    Reason.DEADLINE_UNREACHABLE: "the deadline cannot be met under the present load",
 }
 
 
@@ -63,15 +81,18 @@ def refusal(word: str, retry_after_ms: int) -> Refusal:
 class Book:
     """Places, pools and pending events of one process. No I/O: a session takes batches out and puts outcomes in.
 
-    `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `known` is the number of
-    tickets the store has of this process once all batches taken are applied; `crowded`: somebody waits in a pool;
-    `doubted`: the store granted what is held already; `cut`: the last batch could not take all.
+    `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `depths` is how many wait
+    by pool and rank, as last heard. `known` is the number of tickets the store has of this process once all batches
+    taken are applied; `crowded`: somebody waits in a pool; `doubted`: the store granted what is held already; `cut`:
+    the last batch could not take all.
     """
 
     def __init__(self, max_queued: int) -> None:
         self.waiting: dict[int, Place] = {}
         self.held: dict[int, Place] = {}
         self.pools: dict[str, PoolShare] = {}
+        self.tenants: dict[str, TenantLimits] = {}
+        self.depths: dict[str, list[int]] = {}
         self.known = 0
         self.crowded = False
         self.leaving = False
@@ -91,6 +112,7 @@ class Book:
             wire.FINISH: self._finish_event,
             wire.HELD: self._held_event,
             wire.POOL: self._pool_event,
+            wire.TENANT: self._tenant_event,
         }
 
     def __repr__(self) -> str:
@@ -106,6 +128,11 @@ class Book:
         self.pools[pool.name] = pool
         self._positions[pool.name] = {share.name: i for i, share in enumerate(pool.backends)}
         self._tell(wire.POOL, pool.name, urgent=True)
+
+    def declare_tenant(self, name: str, limits: TenantLimits) -> None:
+        if self.tenants.get(name, NO_LIMITS) != limits:
+            self.tenants[name] = limits
+            self._tell(wire.TENANT, name, urgent=True)
 
     def submit(self, ticket: Ticket, now_s: float) -> Place:
         self._number += 1
@@ -189,6 +216,7 @@ class Book:
         self.doubted = False
         self._pending.append((wire.HELLO, former))
         self._pending.extend((wire.POOL, name) for name in self.pools)
+        self._pending.extend((wire.TENANT, name) for name in self.tenants)
         for place in self.held.values():
             place.reported = True
             place.sent = False
@@ -203,8 +231,10 @@ class Book:
         self.wake(True)
 
     def deliver(self, outcomes: Iterable[wire.Outcome], now_s: float) -> None:
-        for number, code, word, ms in outcomes:
+        for number, code, word, ms, left in outcomes:
             place = self.waiting.get(number)
+            if place is not None and left is not None:
+                place.quota = self._quota(place.ticket.tenant, left)
             if code == wire.ERROR:
                 log.error("the shared queue could not apply an event of ticket %d: %s", number, word)
             if place is None:  # withdrawn meanwhile, and its end is on its way; or the store forgot that it was granted
@@ -216,6 +246,13 @@ class Book:
             del self.waiting[number]
             self.known -= place.sent
             place.close(Phase.REFUSED, refusal(word if code == wire.REFUSE else "internal", ms))
+
+    def _quota(self, tenant: str, left: tuple[int, int, int, int]) -> Quota:
+        limits = self.tenants.get(tenant, NO_LIMITS)
+        requests, tokens, requests_ms, tokens_ms = left
+        return Quota(
+            limits.requests_per_min, requests, requests_ms / 1000, limits.tokens_per_min, tokens, tokens_ms / 1000
+        )
 
     def _grant(self, place: Place, backend: str, now_s: float) -> None:
         if place.deadline_s < now_s:
@@ -255,7 +292,7 @@ class Book:
         if ticket.backends:
             shares = self.pools[ticket.pool].backends
             names = [shares[i].name for i in ticket.backends if 0 <= i < len(shares)] or ["-"]
-        age_ms = int((now_s - place.since_s) * 1000) if place.standing == wire.AGAIN else 0
+        age_ms = max(0, int((now_s - place.since_s) * 1000))
         return [
             wire.SUBMIT,
             place.number,
@@ -265,11 +302,18 @@ class Book:
             ticket.prompt_tokens,
             ticket.output_tokens,
             max(0, int((place.deadline_s - now_s) * 1000)),
-            ticket.total_ms,
+            max(1, ticket.total_ms - age_ms) if ticket.total_ms else 0,
             ticket.tpot_ms,
             names,
             place.standing,
-            age_ms,
+            age_ms if place.standing == wire.AGAIN else 0,
+            uncached(ticket),
+            ticket.output_variance,
+            ticket.output_high,
+            ticket.key_ms + 1,
+            ticket.prefill_price,
+            ticket.output_price,
+            int(ticket.billed),
         ]
 
     def _held_event(self, place: Place, _: float) -> wire.Event | None:
@@ -290,6 +334,10 @@ class Book:
             place.backend,
             place.prefill_tokens,
             place.kv_tokens,
+            uncached(ticket),
+            place.kv_variance,
+            ticket.prefill_price,
+            ticket.output_price,
         ]
 
     def _first_event(self, place: Place, _: float) -> wire.Event | None:
@@ -297,7 +345,7 @@ class Book:
 
     def _progress_event(self, place: Place, _: float) -> wire.Event | None:
         place.reported = True
-        return [wire.PROGRESS, place.number, place.kv_tokens] if place.phase is Phase.HELD else None
+        return [wire.PROGRESS, place.number, place.kv_tokens, place.kv_variance] if place.phase is Phase.HELD else None
 
     def _finish_event(self, what: tuple[int, int, bool], _: float) -> wire.Event:
         self.known -= 1
@@ -305,8 +353,25 @@ class Book:
         return [wire.FINISH, number, max(0, output_tokens), int(ran)]
 
     def _pool_event(self, name: str, _: float) -> wire.Event:
-        shares = [
-            [b.name, b.max_running, b.prefill_tokens_per_s, b.kv_tokens, b.chunk_tokens, int(b.open)]
-            for b in self.pools[name].backends
-        ]
+        shares = [_share(share) for share in self.pools[name].backends]
         return [wire.POOL, name, self._max_queued, shares]
+
+    def _tenant_event(self, name: str, _: float) -> wire.Event:
+        return [wire.TENANT, name, *astuple(self.tenants[name])]
+
+
+def _share(share: BackendShare) -> wire.Event:
+    return [
+        share.name,
+        share.max_running,
+        share.prefill_tokens_per_s,
+        share.kv_tokens,
+        share.chunk_tokens,
+        int(share.open),
+        share.step_us,
+        share.prefill_ns,
+        share.running_us,
+        share.kv_ns,
+        share.safety_milli,
+        share.kv_deviations_milli,
+    ]

@@ -15,13 +15,14 @@ from gateway.queue.embedded import Embedded
 from gateway.queue.keys import Keys
 from gateway.queue.link import Link, StoreAway, StoreUnfit, Target, secret
 from gateway.queue.mailbox import Mailbox
-from gateway.queue.place import Place, QueueRefusal
+from gateway.queue.place import Place, QueueRefusal, Quota
 from gateway.queue.session import Session
 from gateway.queue.turns import Turns
 from gateway.supervisor import Supervisor
+from policies.quota import TenantLimits
 from policies.types import Ticket
 
-__all__ = ["BackendShare", "Place", "PoolShare", "Queue", "QueueRefusal", "Store", "StoreAway", "StoreUnfit"]
+__all__ = ["BackendShare", "Place", "PoolShare", "Queue", "QueueRefusal", "Quota", "Store", "StoreAway", "StoreUnfit"]
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,17 @@ class Queue:
     def declare(self, pool: PoolShare) -> None:
         """Tell the queue what the backends of a pool may carry; goes with the next turn. Again at any change."""
         self.book.declare(pool)
+
+    def declare_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Tell the queue what a tenant may use; goes with the next turn. Again at any change.
+
+        A tenant that nobody declared has no limits. Weights are in the prices of its tickets.
+        """
+        self.book.declare_tenant(name, limits)
+
+    def depth(self, pool: str) -> tuple[int, ...]:
+        """How many wait in a pool, by class rank, as this process last heard (at its beat, once a second)."""
+        return tuple(self.book.depths.get(pool, ()))
 
     def submit(self, ticket: Ticket) -> Place:
         """Ask for a lease. The caller ends the place, whatever becomes of it."""

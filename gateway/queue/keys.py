@@ -6,15 +6,17 @@
     p:<process>:l                       hash of its tickets, packed, by number
     p:<process>:m                       stream of outcomes that others' turns brought it
     pools                               set of pool names
-    o:<pool>                            hash: `pool` record, `names` to slots, one `b<slot>` per backend
-    w:<rank>:<pool>                     zset of tenants with something waiting
+    o:<pool>                            hash: `pool` record, `names` to slots, `sizes`, one `b<slot>` per backend
+    a:<pool>                            hash of accounts by <rank>:<tenant>: virtual counter, what waits and runs
+    t                                   hash of tenants with limits: what they may use and do use
+    w:<rank>:<pool>                     zset of tenants with something waiting and below their cap, by counter
     q:<rank>:<length>:<pool>:<tenant>   zset of their tickets
 
 Owners: a process owns `p:` and its members of `q:`, `w:` and `procs` until it says bye or is reaped; the namespace's
 last process takes the rest with it.
 """
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Keys:
@@ -37,6 +39,9 @@ class Keys:
     def pool(self, pool: str) -> str:
         return f"{self.prefix}o:{pool}"
 
+    def accounts(self, pool: str) -> str:
+        return f"{self.prefix}a:{pool}"
+
     def tenants(self, pool: str, rank: int) -> str:
         return f"{self.prefix}w:{rank}:{pool}"
 
@@ -46,6 +51,10 @@ class Keys:
     @property
     def meta(self) -> str:
         return f"{self.prefix}meta"
+
+    @property
+    def limits(self) -> str:
+        return f"{self.prefix}t"
 
     @property
     def processes(self) -> str:

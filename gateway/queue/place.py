@@ -4,6 +4,8 @@ import asyncio
 import enum
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from policies.reasons import Reason, Refusal
 from policies.types import Ticket
 
@@ -19,6 +21,20 @@ class QueueRefusal(Exception):
         self.refusal = refusal
 
 
+class Quota(Struct, frozen=True):
+    """What a tenant may use a minute and has left of it; 0 is no limit, and then nothing is said of the rest.
+
+    The resets say in how many seconds all of it is back, if nothing more is asked.
+    """
+
+    requests: int
+    requests_left: int
+    requests_reset_s: float
+    tokens: int
+    tokens_left: int
+    tokens_reset_s: float
+
+
 class Phase(enum.IntEnum):
     WAITING = 0
     HELD = 1  # granted: the owner may not have read it yet
@@ -29,11 +45,18 @@ class Phase(enum.IntEnum):
 LEFT = Refusal(Reason.CLIENT_GONE, "the request was withdrawn while it waited")
 
 
+def uncached(ticket: Ticket) -> int:
+    """Prompt tokens that are to be computed."""
+    tokens = ticket.uncached_tokens
+    return ticket.prompt_tokens if tokens < 0 else min(tokens, ticket.prompt_tokens)
+
+
 class Place:
     """One ticket. Its owner calls `end` when it is done with it, whatever happened; everything else is optional.
 
-    `position` is the granted backend's in the pool's declaration, -1 before. `sent` says whether the store may know the
-    ticket; `standing` how it is to be taken there.
+    `position` is the granted backend's in the pool's declaration, -1 before. `quota` is the tenant's when the ticket
+    was granted or refused, None if it has no limits a minute. `sent` says whether the store may know the ticket;
+    `standing` how it is to be taken there.
     """
 
     __slots__ = (
@@ -42,10 +65,12 @@ class Place:
         "backend",
         "deadline_s",
         "kv_tokens",
+        "kv_variance",
         "number",
         "phase",
         "position",
         "prefill_tokens",
+        "quota",
         "refusal",
         "reported",
         "sent",
@@ -64,6 +89,8 @@ class Place:
         self.position = -1
         self.prefill_tokens = 0
         self.kv_tokens = 0
+        self.kv_variance = 0
+        self.quota: Quota | None = None
         self.refusal: Refusal | None = None
         self.sent = False
         self.reported = True
@@ -97,10 +124,10 @@ class Place:
             self.prefill_tokens = 0
             self._book.first(self)
 
-    def progress(self, kv_tokens: int) -> None:
-        """The KV tokens the request is expected to need from now on, as an absolute number."""
-        if self.phase is Phase.HELD and kv_tokens != self.kv_tokens:
-            self.kv_tokens = max(0, kv_tokens)
+    def progress(self, kv_tokens: int, kv_variance: int = 0) -> None:
+        """The KV tokens the request is expected to need from now on, and their variance, as absolute numbers."""
+        if self.phase is Phase.HELD and (kv_tokens, kv_variance) != (self.kv_tokens, self.kv_variance):
+            self.kv_tokens, self.kv_variance = max(0, kv_tokens), max(0, kv_variance)
             self._book.progress(self)
 
     def end(self, output_tokens: int = 0, ran: bool = False) -> None:
@@ -114,8 +141,10 @@ class Place:
     def grant(self, backend: str, position: int) -> None:
         """For the book: the lease is this place's."""
         self.phase, self.backend, self.position = Phase.HELD, backend, position
-        self.prefill_tokens = self.ticket.prompt_tokens
-        self.kv_tokens = self.ticket.prompt_tokens + self.ticket.output_tokens
+        ticket = self.ticket
+        self.prefill_tokens = uncached(ticket)
+        self.kv_tokens = ticket.prompt_tokens + ticket.output_tokens
+        self.kv_variance = ticket.output_variance
         self._wake()
 
     def close(self, phase: Phase, refusal: Refusal | None = None) -> None:

@@ -6,17 +6,38 @@ import re
 
 from gateway.queue import keys, wire
 
-FILES = ("state", "ledger", "order", "placement", "dispatch", "events", "reap", "turn")
+FILES = (
+    "state",
+    "ledger",
+    "fairness",
+    "tenant",
+    "order",
+    "placement",
+    "arrival",
+    "dispatch",
+    "events",
+    "reap",
+    "turn",
+)
 """In this order: each may use what those before it define."""
 
 LIBRARY = f"signalbox_{keys.SCHEMA}"
 FUNCTION = f"{LIBRARY}_turn"
 
-_CHECKS = {"int": "is_int", "str": "is_str", "text": "is_text", "names": "is_names", "shares": "is_shares"}
+_CHECKS = {
+    "int": "is_int",
+    "price": "is_price",
+    "str": "is_str",
+    "text": "is_text",
+    "names": "is_names",
+    "shares": "is_shares",
+}
 _FILE = re.compile(r"-- (\w+) v\d+: \S")
 _EVENT = re.compile(r"^-- event (\w+) = (\d+): ?(.*)$", re.MULTILINE)
 _SHARE = re.compile(r"^-- share: (.*)$", re.MULTILINE)
 _ARGV = re.compile(r"^-- ARGV (.*)$", re.MULTILINE)
+_CONSTANTS = re.compile(r"^local ([A-Z][A-Z0-9_, ]*) = ([-0-9.e, ]+?) *(?:--.*)?$", re.MULTILINE)
+_WORD = re.compile(r"\b[A-Z][A-Z0-9_]*\b")
 _SCHEMA = re.compile(r"^local SCHEMA = (\d+)", re.MULTILINE)
 
 
@@ -35,6 +56,21 @@ def _read(name: str) -> str:
 def _same(what: str, lua: object, python: object) -> None:
     if lua != python:
         raise HeaderMismatch(f"{what}: lua says {lua!r}, python says {python!r}")
+
+
+def inline_constants(text: str) -> str:
+    """Numbers in place of the names of constants: a Lua chunk has at most 200 locals, and a number costs no look-up.
+
+    Constants are locals of capital letters with numbers for values. Raises HeaderMismatch for one declared
+    twice.
+    """
+    values: dict[str, str] = {}
+    for names, numbers in _CONSTANTS.findall(text):
+        for name, number in zip(names.split(", "), numbers.split(", "), strict=True):
+            if name in values:
+                raise HeaderMismatch(f"the constant {name} is declared twice")
+            values[name] = f"({number})" if number.startswith("-") else number
+    return _WORD.sub(lambda word: values.get(word[0], word[0]), _CONSTANTS.sub("", text))
 
 
 def _checks(fields: str) -> str:
@@ -61,7 +97,7 @@ def body() -> str:
         .replace("local SHARE --@share", f"local SHARE = {_checks(wire.SHARE)}", 1)
         .replace("local SHAPES --@shapes", f"local SHAPES = {{{shapes}}} --", 1)
     )
-    return "\n".join(sources.values())
+    return inline_constants("\n".join(sources.values()))
 
 
 @functools.cache

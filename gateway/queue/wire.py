@@ -1,15 +1,15 @@
 """What travels in a turn: event codes and their fields, outcomes, statuses. `lua/events.lua` has the other half."""
 
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-SUBMIT, FIRST, PROGRESS, FINISH, HELD, POOL, HELLO, BYE, BEAT = range(1, 10)
+SUBMIT, FIRST, PROGRESS, FINISH, HELD, POOL, HELLO, BYE, BEAT, TENANT = range(1, 11)
 GRANT, REFUSE, ERROR = 1, 2, 3
 NEW, RETRY, AGAIN = 0, 1, 2
-"""A submit's standing: new; held a lease before and goes ahead of its class; declared again after a loss."""
+"""A submit's standing: new; held a lease before and goes ahead of its tenant's line; declared again after a loss."""
 
 MAX_EVENTS = 32
 """Events in a turn: more would hold the store for too long at once."""
@@ -18,23 +18,29 @@ EVENTS: dict[str, tuple[int, str]] = {
     "submit": (
         SUBMIT,
         "number:int tenant:str rank:int pool:str prompt:int output:int waits_ms:int total_ms:int tpot_ms:int"
-        " backends:names standing:int age_ms:int",
+        " backends:names standing:int age_ms:int uncached:int variance:int high:int place:int prefill_price:price"
+        " output_price:price billed:int",
     ),
     "first": (FIRST, "number:int"),
-    "progress": (PROGRESS, "number:int kv:int"),
+    "progress": (PROGRESS, "number:int kv:int spread:int"),
     "finish": (FINISH, "number:int output:int ran:int"),
     "held": (
         HELD,
-        "number:int tenant:str rank:int pool:str prompt:int output:int tpot_ms:int backend:str prefill:int kv:int",
+        "number:int tenant:str rank:int pool:str prompt:int output:int tpot_ms:int backend:str prefill:int kv:int"
+        " uncached:int spread:int prefill_price:price output_price:price",
     ),
     "pool": (POOL, "pool:str max_queued:int backends:shares"),
     "hello": (HELLO, "former:text"),
     "bye": (BYE, ""),
     "beat": (BEAT, ""),
+    "tenant": (TENANT, "tenant:str requests_per_min:int tokens_per_min:int tokens_in_flight:int max_queued:int"),
 }
 """Code and fields of each event; the loader compares them with the header of `lua/events.lua`."""
 
-SHARE = "name:str max_running:int prefill_tokens_per_s:int kv_tokens:int chunk_tokens:int open:int"
+SHARE = (
+    "name:str max_running:int prefill_tokens_per_s:int kv_tokens:int chunk_tokens:int open:int"
+    " step_us:int prefill_ns:int running_us:int kv_ns:int safety_milli:int kv_deviations_milli:int"
+)
 TURN = "process:str number:int cursor:str batch:msgpack wall_ms:int"
 
 
@@ -46,14 +52,24 @@ class Status(enum.StrEnum):
     VERSION_MISMATCH = "version_mismatch"  # the namespace is kept by another schema
 
 
-Outcome = tuple[int, int, str, int]
-"""Ticket number; GRANT, REFUSE or ERROR; a word (backend, reason or message); ms until a retry makes sense."""
+class Outcome(NamedTuple):
+    """What became of a ticket: GRANT, REFUSE or ERROR; a word (backend, reason or message); ms until a retry makes
+    sense.
+
+    `left` is what its tenant has left, if it has limits: requests, tokens, and ms until all of each are back.
+    """
+
+    number: int
+    code: int
+    word: str
+    ms: int
+    left: tuple[int, int, int, int] | None = None
 
 
 class Reply(Struct, array_like=True, frozen=True):
     """The answer to a turn. `due_ms` is when another turn is worth it without an event, 0 for never. `live` is
     the number of this process's tickets in the store if the turn beat, else -1; `waiting` that of the pools it touched,
-    else -1.
+    else -1. `depths`, if the turn beat, is how many wait in each pool, by rank.
     """
 
     status: Status
@@ -62,6 +78,7 @@ class Reply(Struct, array_like=True, frozen=True):
     due_ms: int = 0
     live: int = -1
     waiting: int = -1
+    depths: list[tuple[str, list[int]]] = []
 
 
 Event = list[Any]

@@ -17,9 +17,9 @@ Join = Callable[..., Coroutine[Any, Any, Queue]]
 
 
 def pool(*limits: int, name: str = "m", closed: tuple[int, ...] = ()) -> PoolShare:
-    """A pool with one backend per running limit, named a, b, c, …"""
+    """A pool with one backend per running limit, named a, b, c, …; no window on outstanding prompts."""
     shares = (
-        BackendShare(chr(97 + i), limit, 5000, 100_000, 2048, open=i not in closed) for i, limit in enumerate(limits)
+        BackendShare(chr(97 + i), limit, 50_000, 100_000, 0, open=i not in closed) for i, limit in enumerate(limits)
     )
     return PoolShare(name, tuple(shares))
 

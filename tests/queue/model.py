@@ -9,34 +9,37 @@ from msgspec import Struct
 from policies.types import Ticket
 
 SIDE = 4  # tenants of a class, and tickets of a tenant, that the queue looks at when the first fits nowhere
+Who = tuple[str, int]
 
 
 class Asked(Struct):
-    """One ticket as its owner knows it. `key` orders within a rank: first what held a lease before, then by arrival."""
+    """One ticket as its owner knows it. `key` is its place in its tenant's line, once the store has told."""
 
     process: str
     number: int
     ticket: Ticket
-    key: tuple[int, int]
     late_ms: int
+    key: float = 0.0
     backend: str = ""
+
+    @property
+    def line(self) -> tuple[str, int, str]:
+        return self.ticket.pool, self.ticket.rank, self.ticket.tenant
 
 
 class Model:
-    """All processes' tickets by (process, number), and the backends of each pool as (limit, open) by name."""
+    """All processes' tickets by (process, number), each pool's backends as (limit, open) by name, tenants' caps."""
 
     def __init__(self) -> None:
-        self.asked: dict[tuple[str, int], Asked] = {}
+        self.asked: dict[Who, Asked] = {}
         self.pools: dict[str, dict[str, tuple[int, bool]]] = {}
-        self.arrivals = 0
+        self.caps: dict[str, int] = {}
 
     def declare(self, pool: str, backends: dict[str, tuple[int, bool]]) -> None:
         self.pools[pool] = backends
 
     def submit(self, process: str, number: int, ticket: Ticket, now_ms: int) -> None:
-        self.arrivals += 1
-        key = (0 if ticket.retry else 1, self.arrivals)
-        self.asked[process, number] = Asked(process, number, ticket, key, now_ms + ticket.waits_ms)
+        self.asked[process, number] = Asked(process, number, ticket, now_ms + ticket.waits_ms)
 
     def end(self, process: str, number: int) -> None:
         self.asked.pop((process, number), None)
@@ -46,10 +49,6 @@ class Model:
         for owner, number in list(self.asked):
             if owner == process:
                 del self.asked[owner, number]
-
-    def waiting(self, pool: str) -> list[Asked]:
-        asked = [a for a in self.asked.values() if not a.backend and a.ticket.pool == pool]
-        return sorted(asked, key=lambda a: (a.ticket.rank, a.key))
 
     def granted(self, process: str, number: int, backend: str, now_ms: int, slack_ms: int) -> None:
         asked = self.asked[process, number]
@@ -68,33 +67,47 @@ class Model:
         else:
             raise AssertionError(f"{process}:{number} was refused: {why}")
 
-    def check_order(self, before: set[tuple[str, int]], now_ms: int) -> None:
-        """Of those that waited `before` and were granted since, none passed one that could have run there."""
-        for key in before & self.asked.keys():
-            asked = self.asked[key]
-            for other in self._front(asked.ticket.pool, now_ms) if asked.backend else ():
-                ahead = (other.ticket.rank, other.key) < (asked.ticket.rank, asked.key)
-                assert not (ahead and self._may(other, asked.backend)), f"{asked} passed {other}"
+    def check_order(self, keys: dict[Who, float]) -> None:
+        """Of those that waited before with these keys and were granted since, none passed one of its own tenant that is
+        not larger and could have run there."""
+        before = [self.asked[who] for who in keys if who in self.asked]
+        for asked in (a for a in before if a.backend):
+            for other in before:
+                ahead = keys[other.process, other.number] < keys[asked.process, asked.number]
+                if ahead and not other.backend and other.line == asked.line:
+                    larger = other.ticket.uncached_tokens > asked.ticket.uncached_tokens
+                    assert larger or not self._may(other, asked.backend), f"{asked} passed {other}"
 
-    def check_work(self, pool: str, room: dict[str, int], now_ms: int) -> None:
-        """No backend has room that one of the first who wait could use."""
-        for asked in self._front(pool, now_ms):
-            idle = [name for name, left in room.items() if left > 0 and self._may(asked, name)]
+    def check_caps(self, flights: dict[str, tuple[int, int]], flights_before: dict[str, tuple[int, int]]) -> None:
+        """Tokens in flight and leases by tenant: what grew stays within the cap, or is one alone."""
+        for tenant, (flight, leases) in flights.items():
+            grew = flight > flights_before.get(tenant, (0, 0))[0] and leases > 1
+            cap = self.caps.get(tenant, 0)
+            assert not (grew and cap and flight > cap), f"{tenant} has {flight} tokens in flight, more than {cap}"
+
+    def check_work(
+        self, pool: str, windows: dict[str, float], keys: dict[Who, float], flights: dict[str, tuple[int, int]]
+    ) -> None:
+        """No backend has room that one of the first who wait could use. `windows`: prompt tokens that each would still
+        take, of those with a place free."""
+        for asked in self._front(pool, keys):
+            ticket = asked.ticket
+            cap, flight = self.caps.get(ticket.tenant, 0), flights.get(ticket.tenant, (0, 0))[0]
+            if cap and flight and flight + ticket.prompt_tokens + ticket.output_tokens > cap:
+                continue
+            idle = [n for n, left in windows.items() if ticket.uncached_tokens <= left and self._may(asked, n)]
             assert not idle, f"{asked} waits while {idle} have room"
 
-    def _front(self, pool: str, now_ms: int) -> list[Asked]:
-        """Who waits and is looked at: the first tickets of the first tenants of each class."""
+    def _front(self, pool: str, keys: dict[Who, float]) -> list[Asked]:
+        """Who waits and is looked at: the first tickets of each tenant of each class."""
         front: list[Asked] = []
-        tenants: dict[int, list[str]] = {}
-        counts: dict[tuple[int, str], int] = {}
-        for asked in self.waiting(pool):
-            rank, tenant = asked.ticket.rank, asked.ticket.tenant
-            seen = tenants.setdefault(rank, [])
-            if tenant not in seen:
-                seen.append(tenant)
-            counts[rank, tenant] = counts.get((rank, tenant), 0) + 1
-            looked_at = seen.index(tenant) < SIDE and counts[rank, tenant] <= SIDE
-            if looked_at and asked.late_ms > now_ms and len(front) < SIDE * SIDE:
+        counts: dict[tuple[str, int, str], int] = {}
+        for who in sorted(keys, key=lambda who: keys[who]):
+            asked = self.asked.get(who)
+            if asked is None or asked.backend or asked.ticket.pool != pool:
+                continue
+            counts[asked.line] = counts.get(asked.line, 0) + 1
+            if counts[asked.line] <= SIDE:
                 front.append(asked)
         return front
 

@@ -46,10 +46,10 @@ async def test_grants_up_to_the_limit_and_hands_on(server: StoreServer, join: Jo
     assert await granted(third) == 0
 
 
-async def test_the_pool_with_most_room_and_candidates_best_first(server: StoreServer, join: Join) -> None:
+async def test_candidates_come_best_first(server: StoreServer, join: Join) -> None:
     queue = await join(server)
     queue.declare(pool(1, 3, 2))
-    assert await granted(queue.submit(ticket())) == 1
+    assert await granted(queue.submit(ticket(backends=(1,)))) == 1
     assert await granted(queue.submit(ticket(backends=(2, 0)))) == 2
     assert await granted(queue.submit(ticket(backends=(0, 2)))) == 0
     assert await granted(queue.submit(ticket(backends=(0, 2)))) == 2
@@ -63,18 +63,18 @@ async def test_class_rank_first_then_arrival_over_processes(server: StoreServer,
     holder = one.submit(ticket())
     await granted(holder)
     places: dict[str, Place] = {}
-    for name, queue, rank, tenant in (
-        ("low", one, 2, "x"),
-        ("first", two, 1, "y"),
-        ("second", one, 1, "x"),
-        ("third", two, 1, "z"),
-        ("high", two, 0, "x"),
-        ("fourth", one, 1, "y"),
+    for name, queue, rank in (
+        ("low", one, 2),
+        ("first", two, 1),
+        ("second", one, 1),
+        ("third", two, 1),
+        ("high", two, 0),
+        ("fourth", one, 1),
     ):
-        places[name] = queue.submit(ticket(rank=rank, tenant=tenant))
+        places[name] = queue.submit(ticket(rank=rank, tenant="t" if rank == 1 else "x"))
         await told(queue)
     for name in ("high", "first", "second", "third", "fourth", "low"):
-        holder.end()
+        holder.end(50, ran=True)
         await granted(places[name])
         assert [n for n, p in places.items() if p.phase is Phase.HELD] == [name]
         holder = places[name]
@@ -171,7 +171,7 @@ async def test_a_declaration_moves_closes_and_drops_backends_by_name(server: Sto
     await until(lambda: server("HKEYS", "{signalbox}:o:m") and not queue.book.known)
     await told(queue)
     fields = {f.decode() for f in server("HKEYS", "{signalbox}:o:m")}
-    assert fields == {"pool", "names", "b3", "b6"}
+    assert fields == {"pool", "names", "sizes", "b3", "b6"}
 
 
 async def test_end_from_any_phase_is_once_and_synchronous(server: StoreServer, join: Join) -> None:

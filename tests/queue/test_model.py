@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gateway.queue.book import BackendShare, PoolShare
 from gateway.queue.place import Phase, Place
+from policies.quota import TenantLimits
 from policies.types import Ticket
 from tests.queue import ledgers
 from tests.queue.model import Model
@@ -24,6 +25,8 @@ STEPS = 60
 PER_EXAMPLE = 100  # events, about
 PARTS = (Part.explicit, Part.reuse, Part.generate, Part.shrink)
 POOLS = {"m": ("a", "b", "c"), "n": ("a",)}
+CHUNKS = {"m": 0, "n": 90}  # the window of `n` is 180 prompt tokens
+MOST_PASSED = 8  # times that a ticket may be passed; then what it could use is kept for it
 WHO = st.integers(0, 2)
 LOST = st.sampled_from([0, 0, 0, 1, 2])
 FAULTS = ("kill", "sleep", "empty", "save", "save", "roll back", "step", "step back", "library")
@@ -45,6 +48,8 @@ class Machine(RuleBasedStateMachine):
         self.saved = False
         self.slack_ms = SLACK_MS
         self.limits: dict[str, dict[str, tuple[int, bool]]] = {}
+        self.keys: dict[tuple[str, int], float] = {}
+        self.flights: dict[str, tuple[int, int]] = {}
         self.places: dict[str, dict[int, Place]] = {}
         self.seen: dict[str, dict[int, Phase]] = {}
         self.processes = [self.spawn() for _ in range(3)]
@@ -55,6 +60,8 @@ class Machine(RuleBasedStateMachine):
         process.session.run_id = f"r{self.run}"
         for name, backends in self.limits.items():
             process.declare(share(name, backends))
+        for name, cap in self.model.caps.items():
+            process.book.declare_tenant(name, TenantLimits(tokens_in_flight=cap))
         self.places[process.session.base], self.seen[process.session.base] = {}, {}
         return process
 
@@ -84,13 +91,27 @@ class Machine(RuleBasedStateMachine):
         waits_ms=st.sampled_from([400, 5000, 60_000, 60_000]),
         narrow=st.sampled_from([(), (), (0,), (1, 0), (2,)]),
         retry=st.sampled_from([False, False, False, True]),
+        key_ms=st.sampled_from([-1, -1, 0, 40, 500]),
+        cached=st.sampled_from([0, 0, 60, 100]),
+        price=st.sampled_from([1, 2, 4]),
     )
-    def submit(self, i: int, lost: int, many: int, narrow: tuple[int, ...], **asked: Any) -> None:
+    def submit(
+        self, i: int, lost: int, many: int, narrow: tuple[int, ...], cached: int, price: int, **asked: Any
+    ) -> None:
         process = self.processes[i]
         base = process.session.base
         for k in range(many):
             backends = narrow if asked["pool"] == "m" else ()
-            ticket = Ticket(prompt_tokens=100 + k, output_tokens=10, backends=backends, **asked)
+            ticket = Ticket(
+                prompt_tokens=100 + k,
+                output_tokens=10,
+                backends=backends,
+                uncached_tokens=100 + k - cached,
+                output_variance=9,
+                prefill_price=price,
+                output_price=2 * price,
+                **asked,
+            )
             place = process.submit(ticket)
             self.places[base][place.number], self.seen[base][place.number] = place, place.phase
             self.model.submit(base, place.number, ticket, self.now_ms)
@@ -112,7 +133,7 @@ class Machine(RuleBasedStateMachine):
             if what == "f":
                 place.first_token()
             elif what == "p":
-                place.progress(10 * index)
+                place.progress(10 * index, index)
             else:
                 place.end(index, ran=True)
                 self.model.end(base, place.number)
@@ -128,6 +149,14 @@ class Machine(RuleBasedStateMachine):
         backends = self.limits[pool]
         backends[list(backends)[which % len(backends)]] = (limit, not closed)
         self.redeclare()
+
+    @rule(tenant=st.sampled_from("xy"), cap=st.sampled_from([0, 150, 250, 400]))
+    def limit(self, tenant: str, cap: int) -> None:
+        self.model.caps[tenant] = cap
+        for process in self.processes:
+            process.book.declare_tenant(tenant, TenantLimits(tokens_in_flight=cap))
+        for i in range(3):
+            self.turn(i)
 
     @rule(ms=st.sampled_from([5, 50, 450, 1500, 6000]))
     def time_passes(self, ms: int) -> None:
@@ -188,9 +217,8 @@ class Machine(RuleBasedStateMachine):
     def turn(self, i: int, lost: int = 0, doubled: bool = False, mail: bool = True) -> None:
         process = self.processes[i]
         self.clock.advance(1)
-        before = {(a.process, a.number) for a in self.model.asked.values() if not a.backend}
         process.connect(f"r{self.run}")
-        rejoins = process.session.rejoins
+        started = rejoins = process.session.rejoins
         process.turn(lost, doubled)
         while process.book.pending or process.session.rejoins != rejoins:
             rejoins = process.session.rejoins
@@ -198,7 +226,7 @@ class Machine(RuleBasedStateMachine):
         for other in self.processes if mail else [process]:
             other.mail()
         self.hear()
-        self.judge(before)
+        self.judge(process.session.rejoins != started)
 
     def hear(self) -> None:
         """Tell the model what owners have learned."""
@@ -212,18 +240,28 @@ class Machine(RuleBasedStateMachine):
                 elif place.phase is Phase.HELD and was is Phase.WAITING:
                     self.model.granted(base, number, place.backend, self.now_ms, self.slack_ms)
 
-    def judge(self, before: set[tuple[str, int]]) -> None:
+    def judge(self, rejoined: bool) -> None:
         """Only while the store knows all that the model knows: nobody is dead, asleep, still to rejoin, or has mail."""
         found = ledgers.check(self.server)
-        live = {p.session.name for p in self.processes}
-        if any(owner not in live for owner, _ in found) or not all(map(self.joined, self.processes)) or self.unread():
+        names = {p.session.name: p.session.base for p in self.processes}
+        keys, self.keys = self.keys, {}
+        flights, self.flights = self.flights, {}
+        if any(owner not in names for owner, _ in found) or not all(map(self.joined, self.processes)) or self.unread():
             return
         self.judged += 1
-        self.model.check_order(before, self.now_ms + self.slack_ms)
+        waiting = {who: t for who, t in found.items() if t[ledgers.STATE] == ledgers.WAITING}
+        self.keys = {(names[owner], number): t[ledgers.KEY] for (owner, number), t in waiting.items()}
+        for tenant, record in ledgers.limits(self.server).items():
+            held = [t for t in found.values() if t[ledgers.TENANT] == tenant and t[ledgers.STATE] == ledgers.HELD]
+            self.flights[tenant] = record[4], len(held)
+        self.model.check_order(keys)
+        if not rejoined:
+            self.model.check_caps(self.flights, flights)
         for pool in POOLS:
-            backends = ledgers.backends(self.server, pool)
-            room = {b[0]: b[2] - b[6] for b in backends.values() if b[1] == 1}
-            self.model.check_work(pool, room, self.now_ms + self.slack_ms)
+            mine = [t for t in waiting.values() if t[ledgers.POOL] == pool]
+            if all(t[ledgers.PASSED] < MOST_PASSED for t in mine):
+                windows = {b[0]: ledgers.window(b) for b in ledgers.backends(self.server, pool).values()}
+                self.model.check_work(pool, windows, self.keys, self.flights)
 
     def joined(self, process: Process) -> bool:
         session = process.session
@@ -260,7 +298,7 @@ class Machine(RuleBasedStateMachine):
                 process.settle()
         assert ledgers.check(self.server) == {}
         for pool in POOLS:
-            assert all(b[6:9] == [0, 0, 0] for b in ledgers.backends(self.server, pool).values())
+            assert all(not any(b[ledgers.LEDGERS]) for b in ledgers.backends(self.server, pool).values())
         for process in self.processes:
             process.book.bye()
             process.settle()
@@ -269,7 +307,8 @@ class Machine(RuleBasedStateMachine):
 
 def share(name: str, backends: dict[str, tuple[int, bool]]) -> PoolShare:
     return PoolShare(
-        name, tuple(BackendShare(b, limit, 1000, 1000, 100, opened) for b, (limit, opened) in backends.items())
+        name,
+        tuple(BackendShare(b, limit, 100_000, 10_000, CHUNKS[name], opened) for b, (limit, opened) in backends.items()),
     )
 
 

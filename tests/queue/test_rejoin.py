@@ -207,7 +207,7 @@ def test_reaping_many_takes_small_pieces(own_server: StoreServer, clock: Clock) 
         process.declare(pool(100))
         process.settle()
     for i in range(1000):
-        dead.submit(ticket(tenant=f"t{i % 10}", rank=i % 3))
+        dead.submit(ticket(tenant=f"t{i % 10}", rank=i % 3, waits_ms=90_000))
     dead.settle()
     mine = alive.submit(ticket(waits_ms=60_000))
     alive.turn()

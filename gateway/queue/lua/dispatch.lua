@@ -1,83 +1,118 @@
--- dispatch v1: gives leases to those who wait while there is room
--- (at most GRANTS steps a turn; a ticket that fits nowhere may be passed by others, LOOKS at most are tried for that; when none
---  fits the pool is `blocked` until a ledger shrinks or a ticket arrives)
-local GRANTS, LOOKS, SIDE = 64, 16, 3
+-- dispatch v2: gives leases to those who wait while there is room
+-- (at most GRANTS steps and LOOKS looks a turn. A ticket that fits nowhere now may be passed by others, at most MOST_PASSED
+--  times: then what it could use is kept for it. When none fits the pool is `blocked` until a ledger shrinks or a ticket
+--  arrives that fits)
+local GRANTS, LOOKS, SIDE, MOST_PASSED = 64, 64, 3, 8
 
 local function grant(P, process, number, t, slot)
-  take(P, slot, t, t[PROMPT], t[PROMPT] + t[OUTPUT])
+  take(P, slot, t, t[UNCACHED], t[PROMPT] + t[OUTPUT], t[VARIANCE])
+  local A = pay(P, t)
+  leases(P, t, 1)
+  if A[A_WAITING] > 0 and A[A_PARKED] == 0 then call('ZADD', tenants_key(P, t[RANK]), A[A_COUNTER], t[TENANT]) end
+  fly(t, t[PROMPT] + t[OUTPUT])
   keep(process, number, t)
-  tell(process, number, GRANT, backend(P, slot)[B_NAME])
+  tell(process, number, GRANT, backend(P, slot)[B_NAME], 0, quota_of(t))
 end
 
 local function refuse(P, process, number, t, word, ms)
-  unlist(P, t[RANK], t[TENANT], member(process, number, t))
+  unlist(P, t[RANK], t[TENANT], member(process, number, t), t)
   drop(process, number)
-  tell(process, number, REFUSE, word, ms)
+  refund(t)
+  tell(process, number, REFUSE, word, ms, quota_of(t))
 end
 
--- one waiting ticket -> true when something changed
-local function try(P, rank, tenant, who)
+-- nobody may have what this one could use
+local function bar(P, t)
+  if not t[BACKENDS] then P.held = true; return end
+  P.barred = P.barred or {}
+  for _, name in ipairs(t[BACKENDS]) do
+    local slot = names(P)[name]
+    if slot then P.barred[slot] = true end
+  end
+end
+
+-- one waiting ticket -> true when something changed. Those that failed before it in this step have been passed
+local function try(P, rank, name, who, first)
   local process, number = who:match('^(.*):(%d+)|%d+$')
   local t = ticket(process, number)
   if not t or t[STATE] ~= WAITING or not alive(process) then
-    unlist(P, rank, tenant, who)
+    unlist(P, rank, name, who, t)
     if t and t[STATE] == WAITING then drop(process, number) end
     return true
   end
   if now > t[DEADLINE] then refuse(P, process, number, t, 'expired'); return true end
   if not possible(P, t) then refuse(P, process, number, t, 'no_backend', 1000); return true end
+  local T = tenant(name)
+  if capped(T, t) then
+    if first then park(P, rank, T, t[PROMPT] + t[OUTPUT]) end
+    return first
+  end
   local slot = find(P, t)
-  if not slot then return false end
-  unlist(P, rank, tenant, who)
-  grant(P, process, number, t, slot)
-  return true
-end
-
--- the first tickets of the first tenants of a class, in order
-local function front(P, rank, tenants)
-  local list = {}
-  for _, tenant in ipairs(tenants) do
-    local line = call('ZRANGE', line_key(P, rank, tenant), 0, SIDE, 'WITHSCORES')
-    for i = 1, #line, 2 do list[#list + 1] = {tonumber(line[i + 1]), tenant, line[i]} end
-  end
-  sort(list, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[3] < b[3]) end)
-  return list
-end
-
--- one class -> true when something changed, and how many tickets may still be looked at
-local function step_class(P, rank, looks)
-  local tenants = call('ZRANGE', tenants_key(P, rank), 0, SIDE)
-  local first = tenants[1] and call('ZRANGE', line_key(P, rank, tenants[1]), 0, 0)[1]
-  if not first then
-    if tenants[1] then call('ZREM', tenants_key(P, rank), tenants[1]) end
-    return tenants[1] ~= nil, looks
-  end
-  if try(P, rank, tenants[1], first) then return true, looks end
-  for _, entry in ipairs(front(P, rank, tenants)) do
-    if entry[3] ~= first then
-      if looks <= 0 then break end
-      looks = looks - 1
-      if try(P, rank, entry[2], entry[3]) then return true, looks end
+  if slot then
+    unlist(P, rank, name, who, t)
+    grant(P, process, number, t, slot)
+    for _, passed in ipairs(P.failed) do
+      passed[3][PASSED] = passed[3][PASSED] + 1
+      keep(passed[1], passed[2], passed[3])
     end
+    return true
   end
-  return false, looks
+  if late(P, t) then
+    refuse(P, process, number, t, 'deadline_unreachable', max(1, ceil(min(late_by(P, t, 0, 0), MOST_MS))))
+    return true
+  end
+  P.failed[#P.failed + 1] = {process, number, t}
+  if t[PASSED] >= MOST_PASSED then bar(P, t) end
+  return false
 end
 
+-- the tickets of one line from `from` on -> true when something changed
+local function look(P, rank, name, from, most)
+  local line = call('ZRANGE', line_key(P, rank, name), from, most)
+  if from == 0 and #line == 0 then call('ZREM', tenants_key(P, rank), name); return true end
+  for i, who in ipairs(line) do
+    if P.held or P.looks <= 0 then return false end
+    P.looks = P.looks - 1
+    if try(P, rank, name, who, from + i == 1) then return true end
+  end
+  return false
+end
+
+-- one class: its first ticket, else the first few of its first few tenants -> true when something changed
+local function step_class(P, rank)
+  local order = call('ZRANGE', tenants_key(P, rank), 0, SIDE)
+  if not order[1] then return false end
+  if look(P, rank, order[1], 0, 0) or look(P, rank, order[1], 1, SIDE) then return true end
+  for i = 2, #order do
+    if look(P, rank, order[i], 0, SIDE) then return true end
+  end
+  return false
+end
+
+local function waits(P, rank) return P.classes[rank + 1] ~= 0 and P.classes[rank + 1][C_WAITING] > 0 end
+
+-- lower classes that are owed something first, then all by rank
 local function step(P)
-  local looks, changed_here = LOOKS, false
-  for rank = 0, RANKS - 1 do
-    if P.ranks[rank + 1] > 0 then
-      changed_here, looks = step_class(P, rank, looks)
-      if changed_here then return true end
+  P.failed, P.barred, P.held = {}, nil, false
+  for rank = RANKS - 1, 1, -1 do
+    if waits(P, rank) and P.classes[rank + 1][C_DEBT] > 0 and somebody_ahead(P, rank - 1) and step_class(P, rank) then
+      return true
     end
+  end
+  for rank = 0, RANKS - 1 do
+    if waits(P, rank) and step_class(P, rank) then return true end
   end
   return false
 end
 
 local function dispatch(P)
+  P.looks = LOOKS
   for _ = 1, GRANTS do
     if P.waiting <= 0 or (P.open > 0 and (P.blocked == 1 or P.left <= 0)) then return end
-    if not step(P) then P.blocked = 1; P.dirty = true; return end
+    if not step(P) then
+      if P.looks > 0 then P.blocked = 1; P.dirty = true else later(1) end
+      return
+    end
   end
   if P.waiting > 0 then later(1) end
 end

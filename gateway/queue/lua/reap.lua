@@ -1,8 +1,10 @@
--- reap v1: removes what dead and moved processes left, a bounded piece per turn, by whoever comes by
+-- reap v2: removes what dead and moved processes left, a bounded piece per turn, by whoever comes by
 -- (a process is dead when it has not beaten for DEAD_MS of logical time; its record goes first, so that one that only slept
 --  hears `unknown` and declares itself again. Pieces by HRANDFIELD: HSCAN from 0 of a thinned hash returns empty pages)
 local DEAD_MS, EVERY_MS, SOON_MS, PIECE, AT_ONCE = 5000, 200, 10, 32, 8
 
+-- (what they were charged and had reserved stays: nobody knows how far they came, and a process that comes back declares
+--  them again without another charge)
 -- -> how many tickets it removed, and whether some may be left
 local function reap_one(process, most)
   local key = prefix .. 'p:' .. process

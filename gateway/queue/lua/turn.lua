@@ -1,9 +1,10 @@
--- turn v1: one exchange between a process and the queue: apply its events once, reap, dispatch, answer
+-- turn v2: one exchange between a process and the queue: apply its events once, reap, dispatch, answer
 -- KEYS prefix                   `{namespace}:`, the hash tag of all keys
 -- ARGV process:str number:int cursor:str batch:msgpack wall_ms:int
--- wall_ms is the server's clock when 0. -> msgpack {status, now, outcomes, due_ms, live, waiting}; `live` is the number of
--- this process's tickets when it beat, else -1; `waiting` that of the pools touched, -1 when none was.
-local MAX_STEP_MS, MAX_EVENTS = 2000, 32
+-- wall_ms is the server's clock when 0. -> msgpack {status, now, outcomes, due_ms, live, waiting, depths}; `live` is the number of
+-- this process's tickets when it beat, else -1; `waiting` that of the pools touched, -1 when none was; `depths` what waits in
+-- each pool, when it beat.
+local MAX_STEP_MS, MAX_EVENTS, MAX_POOLS, SWEEP = 2000, 32, 64, 8
 
 -- time never goes back and never far forward: a step of the server's clock neither kills an owner nor expires a deadline
 local function tick(meta, wall_ms)
@@ -26,18 +27,47 @@ local function answered(record, number)
   return pack({number < last and 'stale' or 'gap', now})
 end
 
+local function some(list, seen, what) if not seen[what] then seen[what] = true; list[#list + 1] = what end end
+
 -- all of this process's tickets that the batch names, in one call
-local function fetch(batch)
+local function fetch_tickets(batch)
   local numbers, seen, all = {}, {}, tickets_of(me)
   for _, e in ipairs(batch) do
     if type(e) == 'table' and is_int(e[2]) and (e[1] == FIRST or e[1] == PROGRESS or e[1] == FINISH) then
-      local number = tostring(e[2])
-      if not seen[number] then seen[number] = true; numbers[#numbers + 1] = number end
+      some(numbers, seen, tostring(e[2]))
     end
   end
   if #numbers == 0 then return end
   local raw = call('HMGET', prefix .. 'p:' .. me .. ':l', unpack_list(numbers))
   for i, number in ipairs(numbers) do all[number] = raw[i] and unpack_msg(raw[i]) or false end
+end
+
+-- and the accounts and tenants that will be needed
+local function fetch(batch)
+  fetch_tickets(batch)
+  local ids, owners, seen = {}, {}, {}
+  local function wants(P, rank, name)
+    some(owners, seen, name)
+    if P then
+      local list = ids[P]
+      if not list then list = {{}, {}}; ids[P] = list end
+      some(list[1], list[2], rank .. ':' .. name)
+    end
+  end
+  for _, e in ipairs(batch) do
+    local t = type(e) == 'table' and e[1] == FINISH and is_int(e[2]) and tickets_of(me)[tostring(e[2])]
+    if t then wants(pool(t[POOL]), t[RANK], t[TENANT])
+    elseif type(e) == 'table' and e[1] == SUBMIT and is_str(e[3]) and is_int(e[4]) and is_str(e[5]) then
+      wants(pool(e[5]), e[4], e[3])
+    end
+  end
+  if #owners == 0 then return end
+  local raw = call('HMGET', prefix .. 't', unpack_list(owners))
+  for i, name in ipairs(owners) do read_tenant(name, raw[i]) end
+  for P, list in pairs(ids) do
+    raw = call('HMGET', prefix .. 'a:' .. P.name, unpack_list(list[1]))
+    for i, id in ipairs(list[1]) do P.accounts[id] = raw[i] and unpack_msg(raw[i]) or {0, 0, 0, 0, 0, 0} end
+  end
 end
 
 -- the last one puts the light out
@@ -50,8 +80,8 @@ local function leave(record_key)
   call('DEL', record_key, record_key .. ':l', record_key .. ':m')
   call('ZREM', prefix .. 'procs', me)
   if call('ZCARD', prefix .. 'procs') > 0 then return end
-  for _, name in ipairs(call('SMEMBERS', prefix .. 'pools')) do call('DEL', prefix .. 'o:' .. name) end
-  call('DEL', prefix .. 'pools', prefix .. 'meta')
+  for _, name in ipairs(call('SMEMBERS', prefix .. 'pools')) do call('DEL', prefix .. 'o:' .. name, prefix .. 'a:' .. name) end
+  call('DEL', prefix .. 'pools', prefix .. 'meta', prefix .. 't')
 end
 
 local function waiting_here()
@@ -60,10 +90,26 @@ local function waiting_here()
   return n
 end
 
+-- how many wait in each pool, by rank: {pool, {n, ...}}
+local function depths()
+  local list = {}
+  for _, name in ipairs(call('SMEMBERS', prefix .. 'pools')) do
+    local P, counts = #list < MAX_POOLS and pool(name), {}
+    if P then
+      for i, C in ipairs(P.classes) do counts[i] = C == 0 and 0 or C[C_WAITING] end
+      list[#list + 1] = {name, counts}
+    end
+  end
+  return list
+end
+
 local function answer(record_key, number, meta)
-  local live = -1
-  if beating then live = call('HLEN', record_key .. ':l') end
-  local reply = pack({'ok', now, outcomes, due_ms, live, waiting_here()})
+  local live, waiting, deep = -1, waiting_here(), {}
+  if beating then
+    live = call('HLEN', record_key .. ':l')
+    deep = depths()
+  end
+  local reply = pack({'ok', now, outcomes, due_ms, live, waiting, deep})
   call('HSET', record_key, 'number', number, 'reply', reply, 'top', top)
   call('HSET', prefix .. 'meta', 'schema', SCHEMA, 'now', now, 'wall', meta.wall, 'reaped', meta.reaped)
   return reply
@@ -88,6 +134,11 @@ local function turn(KEYS, ARGV)
   for _, P in pairs(pools) do if P then dispatch(P) end end
 
   flush_tickets()
+  flush_accounts()
+  flush_tenants()
+  if reaped == now then
+    for _, P in pairs(pools) do if P then sweep_accounts(P, SWEEP) end end
+  end
   flush_pools()
   flush_mail()
   if cursor ~= '' then call('XTRIM', record_key .. ':m', 'MINID', cursor) end
