@@ -29,21 +29,15 @@ class SimulationFault(Exception):
 
 
 class Store:
-    """A private store server and one connection to it. Close it."""
+    """A private store server, started when first asked, and one connection to it. Close it."""
 
     def __init__(self) -> None:
         self.turns = 0
         self._loop = asyncio.Runner()
-        self._server = self._loop.run(Embedded.start())
+        self._server: Embedded | None = None
         self._socket = socket.socket(socket.AF_UNIX)
         self._reader = hiredis.Reader()
         self._turn = (b"FCALL", scripts.FUNCTION.encode(), b"1", KEYS.prefix.encode())
-        try:
-            self._socket.connect(str(self._server.socket))
-            self.ask("FUNCTION", "LOAD", "REPLACE", scripts.library())
-        except BaseException:
-            self.close()
-            raise
 
     def __repr__(self) -> str:
         return f"<Store {self._server!r}, {self.turns} turns>"
@@ -69,10 +63,18 @@ class Store:
 
     def close(self) -> None:
         self._socket.close()
-        self._loop.run(self._server.aclose())
+        if self._server is not None:
+            self._loop.run(self._server.aclose())
         self._loop.close()
 
+    def _start(self) -> None:
+        self._server = self._loop.run(Embedded.start())
+        self._socket.connect(str(self._server.socket))
+        self.ask("FUNCTION", "LOAD", "REPLACE", scripts.library())
+
     def _exchange(self, commands: list[bytes]) -> list[Any]:
+        if self._server is None:
+            self._start()
         self._socket.sendall(b"".join(commands))
         answers: list[Any] = []
         while len(answers) < len(commands):
@@ -98,7 +100,7 @@ class _Book(Book):
 
     def deliver(self, outcomes: Iterable[wire.Outcome], now_s: float) -> None:
         known = list(outcomes)
-        for number, code, word, _ in known:
+        for number, code, word, *_ in known:
             if code == wire.ERROR:
                 raise SimulationFault(f"the queue could not apply an event of ticket {number}: {word}")
             self.news.append(number)

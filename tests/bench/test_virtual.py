@@ -59,7 +59,7 @@ NAMES = ("cap", "gate", "gate+edf", "tokens", "signalbox")
 
 def command(file: Path, *more: str) -> bytes:
     code = virtual.main(
-        ["--requests", "120", "--seeds", "2", "--load", "2", "--capacity", "3", "--quiet", "--json", str(file), *more]
+        ["--requests", "60", "--seeds", "2", "--load", "2", "--capacity", "3", "--quiet", "--json", str(file), *more]
     )
     assert code == 0
     return file.read_bytes()
@@ -283,7 +283,7 @@ def test_capacity_is_where_the_engine_alone_attains_95_percent(store: Store) -> 
 
 
 def test_refusing_early_keeps_what_was_promised(store: Store) -> None:
-    lab = Lab(store, requests=500, seeds=1)
+    lab = Lab(store, requests=350, seeds=1)
     lab.rates["overload"] = 3.25
     results = lab.sweep(overload(), [2.0], ["pass", "tokens"])
     alone, gated = results["2x pass"]["all"], results["2x tokens"]["all"]
@@ -295,7 +295,7 @@ def test_refusing_early_keeps_what_was_promised(store: Store) -> None:
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_every_study_runs(name: str, store: Store) -> None:
-    lab = Lab(store, requests=40, seeds=1)
+    lab = Lab(store, requests=60, seeds=1)
     lab.rates = {"overload": 3.25, "noisy": 4.0, "kv": 0.6}
     found = STUDIES[name](lab)
     assert all(found.values())
