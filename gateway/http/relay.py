@@ -246,9 +246,11 @@ class _Request:
         service = asked if asked.rank >= tenant.rank else self._trunk.class_of_rank(tenant.rank)
         self._service = service
         goal = wire.objective(service, headers)
+        if seen.model != pool.model:
+            body = wire.with_model(body, pool.model)
         prompt = Prompt(
             kind=self._kind,
-            model=seen.model,
+            model=pool.model,
             body=body,
             stream=bool(seen.stream) and self._kind in wire.KINDS_THAT_STREAM,
             want_usage=wire.wants_usage(seen),

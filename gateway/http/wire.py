@@ -67,6 +67,20 @@ def _missing(what: str) -> str | None:
     return parts[1] if "missing required field" in what and len(parts) > 1 else None
 
 
+def with_model(body: bytes, model: str) -> bytes:
+    """The same body asking for another model: an alias becomes the name that the engines know. Raises Malformed."""
+    fields = _fields(body)
+    fields["model"] = Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
+def _fields(body: bytes) -> dict[str, Raw]:
+    try:
+        return _decode_fields(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(Reason.INVALID_REQUEST, f"the body is not valid JSON: {error}") from None
+
+
 def whole(raw: Raw) -> int:
     """The value of a JSON integer, 0 for anything else (the engine will say what is wrong with it)."""
     data = bytes(raw)
@@ -98,10 +112,7 @@ def features(body: bytes) -> dict[Feature, str]:
     Raises Malformed: names that are not looked at in `peek` are read here.
     """
     found: dict[Feature, str] = {}
-    try:
-        fields = _decode_fields(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(Reason.INVALID_REQUEST, f"the body is not valid JSON: {error}") from None
+    fields = _fields(body)
     for name, raw in fields.items():
         feature = FIELDS.get(name)
         if feature is None or (value := bytes(raw)) in _NOTHING:
