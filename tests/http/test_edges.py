@@ -210,7 +210,7 @@ async def test_a_client_may_leave_while_it_waits_for_its_second_try() -> None:
             busy = site.live()[0].member
             other = second if busy is first else first
             async with twisted(other, open=failing), asking(site, State.QUEUED) as line:
-                assert site.live()[1].tried
+                await site.until(lambda: site.live()[1].tried)
                 await leave(site, line, live=1)
         await zero(site)
 
