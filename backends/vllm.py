@@ -52,7 +52,7 @@ class Vllm(Struct, tag="vllm", tag_field="kind", frozen=True, kw_only=True, forb
     args: dict[str, Argument] = {}
     allow_version: bool = False
     watchdog_s: Annotated[float, Meta(ge=1.0, le=3_600.0)] = 10.0
-    merge_ms: Annotated[float, Meta(ge=0.0, le=1_000.0)] = 8.0  # half of what a screen takes to draw
+    merge_ms: Annotated[float, Meta(ge=0.0, le=1_000.0)] = 16.0  # a screen draws sixty times a second
     limits: Limits = Limits()
 
     async def connect(self, model: str) -> Backend:
