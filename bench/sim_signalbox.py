@@ -13,12 +13,17 @@ from bench.sim_site import Call, Outcome, Seen, Site
 from bench.sim_store import KEYS, Process, SimulationFault, Store
 from gateway.queue.book import BackendShare, PoolShare
 from gateway.queue.place import Phase, Place
+from policies.fairness import prices
 from policies.forecast import Demand, Due, Load, Verdict, failed, idle_tests
 from policies.lengths import Kind, Lengths, Outlook
+from policies.order import Order
+from policies.quota import TenantLimits
 from policies.steptime import START, Coefficients, StepModel
 from policies.types import Ticket
 
 MODEL = "m"
+ORDER = Order()
+NO_DEADLINE_MS = 3_600_000
 PROGRESS_TOKENS = 16  # between two words on what a lease is expected to hold
 HEADROOM = 0.95  # of the KV cache that may be planned with
 CONTEXT_TOKENS = 1500.0  # mean context of a running request before any was seen
@@ -74,8 +79,17 @@ class Estimates:
         if tightest_tpot_ms:
             most = model.most_running(tightest_tpot_ms / 1000, shape.chunk_tokens, self._context, shape.max_running)
         rate = model.prefill_rate(shape.chunk_tokens, self._running, self._running * self._context)
+        times, theta = model.coefficients, model.trim.theta
         return BackendShare(
-            f"e{engine}", max(1, most), max(1, int(rate)), int(HEADROOM * shape.kv_tokens), shape.chunk_tokens
+            name=f"e{engine}",
+            max_running=max(1, most),
+            prefill_tokens_per_s=max(1, int(rate)),
+            kv_tokens=int(HEADROOM * shape.kv_tokens),
+            chunk_tokens=shape.chunk_tokens,
+            step_us=max(1, round(times.a0_s * 1e6 / theta)),
+            prefill_ns=max(1, round(times.a1_s * 1e9 / theta)),
+            running_us=round(times.a2_s * 1e6 / theta),
+            kv_ns=round(times.a3_s * 1e9 / theta),
         )
 
     def impossible(self, call: Call) -> Verdict | None:
@@ -97,16 +111,23 @@ class Estimates:
 
 def ticket_for(call: Call, now_ms: float, estimates: Estimates) -> Ticket:
     """The numbers with which a call goes to the queue: the one place that knows a ticket's fields."""
-    aim = call.tenant.objective
+    aim, outlook = call.tenant.objective, estimates.outlook(call)
+    prompt, cost = estimates.prompt_tokens(call), prices(call.tenant.weight)
+    waits_ms = max(0, math.floor(call.deadline_ms - now_ms)) if aim.ttft_ms else NO_DEADLINE_MS
     return Ticket(
         tenant=call.tenant.name,
         rank=call.tenant.rank,
         pool=MODEL,
-        prompt_tokens=estimates.prompt_tokens(call),
-        output_tokens=math.ceil(estimates.outlook(call).mean),
-        waits_ms=max(0, math.floor(call.deadline_ms - now_ms)) if aim.ttft_ms else 3_600_000,
+        prompt_tokens=prompt,
+        output_tokens=math.ceil(outlook.mean),
+        waits_ms=waits_ms,
         total_ms=aim.total_ms,
         tpot_ms=aim.tpot_ms,
+        output_variance=round(outlook.variance),
+        output_high=outlook.q90,
+        key_ms=ORDER.key_ms(waits_ms, prompt),
+        prefill_price=cost.prefill,
+        output_price=cost.output,
     )
 
 
@@ -137,6 +158,8 @@ class Gateway:
         if verdict is not None:
             self._site.refuse(call, verdict.reason or "deadline_impossible")
             return
+        limits = TenantLimits(tokens_per_min=call.tenant.tokens_per_minute)
+        self.process.book.declare_tenant(call.tenant.name, limits)
         now_ms = self._site.now_ms
         place = self.process.book.submit(ticket_for(call, now_ms, self.estimates), now_ms / 1000)
         self._places[place.number] = place, call
@@ -157,7 +180,8 @@ class Gateway:
         if call.produced == 1:
             place.first_token()
         elif call.produced % PROGRESS_TOKENS == 0:
-            place.progress(call.prompt_tokens + math.ceil(self.estimates.outlook(call).mean))
+            outlook = self.estimates.outlook(call)
+            place.progress(call.prompt_tokens + math.ceil(outlook.mean), round(outlook.variance))
 
     def left(self, call: Call) -> None:
         if call.number in self._numbers:
