@@ -72,17 +72,14 @@ class Estimates:
         censored = call.outcome is Outcome.LEFT or call.produced >= call.max_tokens
         self.lengths.add(Kind(call.tenant.name, MODEL), call.produced, censored)
 
-    def share(self, engine: int, tightest_tpot_ms: int) -> BackendShare:
+    def share(self, engine: int) -> BackendShare:
         """What the queue may hand to an engine."""
         shape, model = self.shape, self.models[engine]
-        most = shape.max_running
-        if tightest_tpot_ms:
-            most = model.most_running(tightest_tpot_ms / 1000, shape.chunk_tokens, self._context, shape.max_running)
         rate = model.prefill_rate(shape.chunk_tokens, self._running, self._running * self._context)
         times, theta = model.coefficients, model.trim.theta
         return BackendShare(
             name=f"e{engine}",
-            max_running=max(1, most),
+            max_running=shape.max_running,
             prefill_tokens_per_s=max(1, int(rate)),
             kv_tokens=int(HEADROOM * shape.kv_tokens),
             chunk_tokens=shape.chunk_tokens,
@@ -134,10 +131,9 @@ def ticket_for(call: Call, now_ms: float, estimates: Estimates) -> Ticket:
 class Gateway:
     """One process: its queue and its estimates."""
 
-    def __init__(self, site: Site, process: Process, estimates: Estimates, tightest_tpot_ms: int) -> None:
+    def __init__(self, site: Site, process: Process, estimates: Estimates) -> None:
         self.process, self.estimates = process, estimates
         self._site = site
-        self._tightest_tpot_ms = tightest_tpot_ms
         self._places: dict[int, tuple[Place, Call]] = {}
         self._numbers: dict[int, int] = {}
         self._shares: tuple[BackendShare, ...] = ()
@@ -146,9 +142,7 @@ class Gateway:
 
     def declare(self) -> None:
         """Tell the queue what the engines may carry, where that has changed enough."""
-        shares = tuple(
-            self.estimates.share(engine, self._tightest_tpot_ms) for engine in range(len(self._site.engines))
-        )
+        shares = tuple(self.estimates.share(engine) for engine in range(len(self._site.engines)))
         if not self._shares or any(map(_differ, shares, self._shares)):
             self._shares = shares
             self.process.book.declare(PoolShare(MODEL, shares))
@@ -216,14 +210,11 @@ class Signalbox:
         self._site, self._store = site, store
         store.ask("FLUSHALL")
         shape, engines = site.engines[0].shape, len(site.engines)
-        paces = [call.tenant.objective.tpot_ms for call in site.calls if call.tenant.objective.tpot_ms]
-        tightest = min(paces, default=0)
         self.gateways = [
             Gateway(
                 site,
                 Process(store, f"p{i}", max_queued, site),
                 Estimates(shape, engines, beliefs or Beliefs()),
-                tightest,
             )
             for i in range(processes)
         ]
