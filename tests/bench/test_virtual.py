@@ -261,7 +261,7 @@ def test_tickets_stand_on_answers_that_have_ended() -> None:
 
 
 def test_wrong_step_times_are_unlearned(store: Store) -> None:
-    site = site_of(*burst(80, gap_ms=60.0))
+    site = site_of(*burst(200, gap_ms=60.0))
     strategy = Signalbox(site, store, beliefs=Beliefs(start_rate=0.5))
     (model,) = strategy.gateways[0].estimates.models
     assert model.coefficients.a0_s == pytest.approx(0.03)
