@@ -18,9 +18,10 @@ from backends.protocol import (
 )
 from gateway.clock import now
 from gateway.pool import Member, Pool, Unservable
-from gateway.queue.client import Place, QueueRefusal
+from gateway.queue.client import Place, QueueRefusal, Quota
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
+from policies.lengths import Kind
 from policies.lifecycle import TERMINAL, Event, State, step
 from policies.reasons import Reason, Refusal
 from policies.types import ServiceClass, Ticket
@@ -28,7 +29,7 @@ from policies.types import ServiceClass, Ticket
 log = logging.getLogger(__name__)
 
 NO_DEADLINE_MS = 1_000_000_000
-GUESSED_OUTPUT = 512  # output tokens where the client set no limit
+REPORT_EVERY = 32  # output tokens after which the shared queue hears what KV is expected now
 _EVENTS = {Reason.EXPIRED: Event.EXPIRE, Reason.CLIENT_GONE: Event.LEAVE}
 
 
@@ -68,13 +69,17 @@ class Exchange:
         "chunks",
         "ended",
         "granted_at",
+        "held",
         "job",
+        "kind",
         "leased",
         "member",
         "place",
         "plan",
         "planned_at",
+        "quota",
         "received_at",
+        "report_at",
         "started_at",
         "state",
         "stream",
@@ -92,7 +97,11 @@ class Exchange:
         self.member: Member | None = None
         self.stream: Stream | None = None
         self.tried: set[int] = set()
+        self.kind = Kind("", "")  # whose answers this one will resemble
+        self.held = 0  # prompt tokens that its member counts for it
         self.chunks = 0  # output tokens seen so far
+        self.report_at = REPORT_EVERY  # output tokens at which to report next
+        self.quota: Quota | None = None  # what the tenant may still use, as of the last answer of the queue
         self.usage: Usage | None = None  # the engine's own count, once it told
         self.ended = False  # the stream said that it is over: nothing is left to close
         self.leased = False  # counted in its member's `running`
@@ -106,6 +115,8 @@ class Exchange:
     async def first(self, job: Job) -> Chunk | None:
         """The first chunk, from whichever backend gives it first. Raises Failed."""
         self.job = job
+        self.kind = Kind(job.tenant.name, job.pool.model, job.prompt.kind.value)
+        self.trunk.queue.declare_tenant(job.tenant.name, job.tenant.limits)
         try:
             positions = job.pool.candidates(job.prompt.kind, job.wanted, self.tried)
             self.plan = await job.pool.plan(job.prompt, positions)
@@ -154,6 +165,12 @@ class Exchange:
             if event is None:
                 event = Event.FAIL if self.state is State.STREAMING or refusal.reason in _FAULTS else Event.REFUSE
             self.state = step(self.state, event)
+        if self.job is not None and self.started_at:
+            at = now()
+            limit = self.plan.output_limit if self.plan else 0
+            usage = self.usage_so_far()
+            cut_short = self.state is not State.DONE or 0 < limit <= usage.completion_tokens
+            self.job.pool.answers.ended(self.kind, usage, cut_short, at)
         self._let_go(ran=self.started_at > 0)
         if self.plan is not None:
             self.plan.close()
@@ -176,28 +193,45 @@ class Exchange:
             raise Failed(Refusal(Reason.EXPIRED, "the deadline passed before an engine was free"))
         if self.state is State.RECEIVED:
             self.state = step(self.state, Event.SUBMIT)
-        expected = min(self.plan.output_limit or GUESSED_OUTPUT, GUESSED_OUTPUT)
-        self.place = self.trunk.queue.submit(
-            Ticket(
-                tenant=job.tenant.name,
-                rank=job.service.rank,
-                pool=job.pool.model,
-                prompt_tokens=self.plan.prompt_tokens,
-                output_tokens=expected,
-                waits_ms=waits_ms,
-                total_ms=max(1, _ms(job.end_by, at)) if job.end_by else 0,
-                tpot_ms=job.tpot_ms,
-                backends=positions if len(positions) < len(job.pool.members) else (),
-                retry=bool(self.tried),
-            )
-        )
-        position = await self.place.granted()
+        self.place = self.trunk.queue.submit(self._ticket(job, self.plan, positions, waits_ms, at))
+        try:
+            position = await self.place.granted()
+        finally:
+            self.quota = self.place.quota
         self.state = step(self.state, Event.GRANT)
         self.granted_at = now()
         member = self.member = job.pool.members[position]
         member.running += 1
+        member.kv_tokens += self.plan.prompt_tokens
+        self.held, self.chunks = self.plan.prompt_tokens, 0
         self.leased = True
         return member
+
+    def _ticket(self, job: Job, plan: Plan, positions: tuple[int, ...], waits_ms: int, at: float) -> Ticket:
+        """The job in the numbers that the shared queue orders and counts by."""
+        pool, answers = job.pool, job.pool.answers
+        expected = answers.expect(self.kind, plan.output_limit, at)
+        uncached = answers.uncached(self.kind, plan.prompt_tokens)
+        price = answers.prices(job.tenant.weight)
+        return Ticket(
+            tenant=job.tenant.name,
+            rank=job.service.rank,
+            pool=pool.model,
+            prompt_tokens=plan.prompt_tokens,
+            output_tokens=int(expected.mean) + 1,
+            waits_ms=waits_ms,
+            total_ms=max(1, _ms(job.end_by, at)) if job.end_by else 0,
+            tpot_ms=job.tpot_ms,
+            backends=positions if len(positions) < len(pool.members) else (),
+            retry=bool(self.tried),
+            uncached_tokens=uncached,
+            output_variance=int(expected.variance),
+            output_high=expected.q90,
+            key_ms=self.trunk.config.order.key_ms(waits_ms, uncached),
+            prefill_price=price.prefill,
+            output_price=price.output,
+            billed=not self.tried,
+        )
 
     async def _open(self, job: Job, member: Member) -> Chunk | None:
         """Start the generation and wait for its first chunk."""
@@ -214,6 +248,7 @@ class Exchange:
         self.started_at = now()
         assert self.place is not None
         self.place.first_token()
+        member.prefilled_tokens += self.held
         return chunk
 
     async def _first_output(self, stream: Stream) -> Chunk | None:
@@ -264,8 +299,11 @@ class Exchange:
         stream, self.stream = self.stream, None
         if stream is not None and not self.ended:
             self.trunk.reaper.close(stream.aclose)
-        if self.leased and self.member is not None:
-            self.member.running -= 1
+        member = self.member
+        if self.leased and member is not None:
+            member.running -= 1
+            member.kv_tokens -= self.held + self.chunks
+            member.steps.leave(self)
         self.ended = self.leased = False
 
     def _count(self, chunk: Chunk | None) -> None:
@@ -273,9 +311,24 @@ class Exchange:
             self.ended = True
             return
         self.ended = chunk.last
-        self.chunks += chunk.tokens
         if chunk.usage is not None:
             self.usage = chunk.usage
+        tokens, member = chunk.tokens, self.member
+        if tokens and member is not None:
+            self.chunks += tokens
+            member.tokens += tokens
+            member.kv_tokens += tokens
+            member.steps.follow(self, tokens, member, now())
+            if self.chunks >= self.report_at:
+                self._report()
+
+    def _report(self) -> None:
+        """Tell the shared queue what KV the answer is expected to need now that it is this long."""
+        self.report_at = self.chunks + REPORT_EVERY
+        if self.place is None or self.plan is None or self.job is None:
+            return
+        whole = self.job.pool.answers.expect_after(self.kind, self.chunks, self.plan.output_limit)
+        self.place.progress(self.plan.prompt_tokens + int(whole.mean) + 1, int(whole.variance))
 
 
 _FAULTS = frozenset({Reason.ENGINE_ERROR, Reason.ENGINE_LOST, Reason.INTERNAL})

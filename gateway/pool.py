@@ -21,6 +21,7 @@ from backends.protocol import (
     Refused,
 )
 from gateway.clock import now
+from gateway.estimates import Answers, Steps
 from gateway.queue.client import BackendShare, PoolShare
 from gateway.reaper import Reaper
 from gateway.supervisor import Fatal
@@ -35,7 +36,7 @@ SILENT_S = 2.0  # how long streams on a backend that is down may give nothing be
 RECONNECT_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 DEFAULT_RUNNING = 64
 DEFAULT_CHUNK = 2048
-DEFAULT_PREFILL_PER_S = 5_000
+DEFAULT_PREFILL_PER_S = 8_000
 DEFAULT_KV_PER_REQUEST = 2_048
 
 
@@ -60,7 +61,21 @@ class BackendConfig(Protocol):
 class Member:
     """One backend of a pool over all its connections: what it is set to, what runs on it, whether it may be used."""
 
-    __slots__ = ("backend", "breaker", "config", "gauge", "nudge", "position", "running", "tokens", "trouble")
+    __slots__ = (
+        "backend",
+        "breaker",
+        "config",
+        "gauge",
+        "kv_tokens",
+        "limit",
+        "nudge",
+        "position",
+        "prefilled_tokens",
+        "running",
+        "steps",
+        "tokens",
+        "trouble",
+    )
 
     def __init__(self, position: int, config: BackendConfig) -> None:
         self.position = position
@@ -68,6 +83,10 @@ class Member:
         self.backend: Backend | None = None  # None: not connected, or down
         self.breaker = Breaker()
         self.gauge = Gauge()
+        self.steps = Steps()
+        self.limit = DEFAULT_RUNNING  # most requests it may run, as the shared queue was told
+        self.kv_tokens = 0  # tokens in context of what this process runs on it
+        self.prefilled_tokens = 0  # prompt tokens that it ever computed for this process
         self.running = 0  # streams of this process that are open on it
         self.tokens = 0  # output tokens that this process ever had from it
         self.nudge = asyncio.Event()  # a stream saw it die: look now, not at the next second
@@ -100,6 +119,7 @@ class Pool:
         self.members = [Member(i, config) for i, config in enumerate(configs)]
         self.declare: Callable[[PoolShare], None] = lambda share: None
         self._reaper = reaper
+        self.answers = Answers()
         self._every_feature = False
         self._everyone: dict[Kind, tuple[int, ...]] = {}  # all positions, by the APIs that every member serves
 
@@ -202,6 +222,7 @@ class Pool:
     def _up(self, member: Member, backend: Backend) -> None:
         member.backend, member.trouble = backend, ""
         member.breaker = Breaker()
+        member.limit = member.config.limits.max_running or backend.bundle.max_running or DEFAULT_RUNNING
         self._every_feature = all(EVERY_FEATURE in _bundle(m).features for m in self.members if m.backend)
         kinds = [_bundle(m).kinds for m in self.members if m.backend]
         all_of_them = tuple(range(len(self.members)))
@@ -221,6 +242,7 @@ class Pool:
             if not missed:
                 if member.backend is None:
                     self._up(member, backend)
+                self._learn(member)
                 misses = 0
                 continue
             misses += missed
@@ -234,6 +256,14 @@ class Pool:
                 heard, heard_at = member.tokens, now()
             if member.running == 0 or now() - heard_at > SILENT_S:
                 return
+
+    def _learn(self, member: Member) -> None:
+        """From the steps that the engine reports; the shared queue hears when they changed what is known."""
+        member.steps.gauge(member.gauge, member.limit, now())
+        learned = member.steps.news
+        if learned is not None:
+            self.answers.priced_by(learned)
+            self.declare(self.share())
 
 
 async def _look(member: Member, backend: Backend) -> int:
@@ -259,12 +289,15 @@ def _bundle(member: Member) -> Bundle:
 
 
 def _share(member: Member) -> BackendShare:
-    limits, bundle = member.config.limits, _bundle(member)
-    running = limits.max_running or bundle.max_running or DEFAULT_RUNNING
+    limits, bundle, learned = member.config.limits, _bundle(member), member.steps.told
     return BackendShare(
         name=member.config.name,
-        max_running=running,
+        max_running=member.limit,
         prefill_tokens_per_s=limits.prefill_tokens_per_s or DEFAULT_PREFILL_PER_S,
-        kv_tokens=limits.kv_tokens or bundle.kv_tokens or running * DEFAULT_KV_PER_REQUEST,
+        kv_tokens=limits.kv_tokens or bundle.kv_tokens or member.limit * DEFAULT_KV_PER_REQUEST,
         chunk_tokens=limits.chunk_tokens or DEFAULT_CHUNK,
+        step_us=round(learned.a0_s * 1e6) if learned else 0,
+        prefill_ns=round(learned.a1_s * 1e9) if learned else 0,
+        running_us=round(learned.a2_s * 1e6) if learned else 0,
+        kv_ns=round(learned.a3_s * 1e9) if learned else 0,
     )

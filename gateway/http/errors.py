@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from backends.protocol import Kind, Usage
+from gateway.queue.client import Quota
 from policies.reasons import Reason, Refusal
 
 STATUS: dict[Reason, int] = {
@@ -71,6 +72,24 @@ def headers_of(refusal: Refusal) -> Headers:
     if refusal.reason is Reason.UNAUTHENTICATED:
         out.append((b"www-authenticate", b"Bearer"))
     return out
+
+
+def quota_headers(quota: Quota) -> Headers:
+    """OpenAI's `x-ratelimit-*`: what the tenant may use a minute, has left, and when all of it is back."""
+    out: Headers = []
+    if quota.requests:
+        out += _quota(b"requests", quota.requests, quota.requests_left, quota.requests_reset_s)
+    if quota.tokens:
+        out += _quota(b"tokens", quota.tokens, quota.tokens_left, quota.tokens_reset_s)
+    return out
+
+
+def _quota(what: bytes, limit: int, left: int, reset_s: float) -> Headers:
+    return [
+        (b"x-ratelimit-limit-" + what, b"%d" % limit),
+        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, left)),
+        (b"x-ratelimit-reset-" + what, b"%dms" % max(0, round(reset_s * 1000))),
+    ]
 
 
 def terminal_event(kind: Kind, refusal: Refusal, usage: Usage) -> bytes:

@@ -327,6 +327,8 @@ class _Request:
         if self._service is not None:
             headers.append((b"x-signalbox-class", self._service.name.encode()))
             headers.append((b"server-timing", self._timing()))
+        if self.exchange.quota is not None:
+            headers.extend(errors.quota_headers(self.exchange.quota))
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, more: bool = True) -> None:
