@@ -79,21 +79,23 @@ class Model:
                     assert larger or not self._may(other, asked.backend), f"{asked} passed {other}"
 
     def check_caps(self, flights: dict[str, tuple[int, int]], flights_before: dict[str, tuple[int, int]]) -> None:
-        """Tokens in flight and leases by tenant: what grew stays within the cap, or is one alone."""
+        """Tokens in flight and leases by tenant: with one lease more they stay within the cap, or it is one alone."""
         for tenant, (flight, leases) in flights.items():
-            grew = flight > flights_before.get(tenant, (0, 0))[0] and leases > 1
+            more = leases > max(1, flights_before.get(tenant, (0, 0))[1])
             cap = self.caps.get(tenant, 0)
-            assert not (grew and cap and flight > cap), f"{tenant} has {flight} tokens in flight, more than {cap}"
+            assert not (more and cap and flight > cap), f"{tenant} has {flight} tokens in flight, more than {cap}"
 
     def check_work(
         self, pool: str, windows: dict[str, float], keys: dict[Who, float], flights: dict[str, tuple[int, int]]
     ) -> None:
         """No backend has room that one of the first who wait could use. `windows`: prompt tokens that each would still
         take, of those with a place free."""
+        at_cap = set()  # lines whose first ticket waits for its tenant's tokens: nobody passes it within its line
         for asked in self._front(pool, keys):
             ticket = asked.ticket
             cap, flight = self.caps.get(ticket.tenant, 0), flights.get(ticket.tenant, (0, 0))[0]
-            if cap and flight and flight + ticket.prompt_tokens + ticket.output_tokens > cap:
+            if asked.line in at_cap or (cap and flight and flight + ticket.prompt_tokens + ticket.output_tokens > cap):
+                at_cap.add(asked.line)
                 continue
             idle = [n for n, left in windows.items() if ticket.uncached_tokens <= left and self._may(asked, n)]
             assert not idle, f"{asked} waits while {idle} have room"

@@ -49,7 +49,7 @@ class Machine(RuleBasedStateMachine):
         self.slack_ms = SLACK_MS
         self.limits: dict[str, dict[str, tuple[int, bool]]] = {}
         self.keys: dict[tuple[str, int], float] = {}
-        self.flights: dict[str, tuple[int, int]] = {}
+        self.flights: dict[str, tuple[int, int]] | None = None  # not known
         self.places: dict[str, dict[int, Place]] = {}
         self.seen: dict[str, dict[int, Phase]] = {}
         self.processes = [self.spawn() for _ in range(3)]
@@ -245,23 +245,25 @@ class Machine(RuleBasedStateMachine):
         found = ledgers.check(self.server)
         names = {p.session.name: p.session.base for p in self.processes}
         keys, self.keys = self.keys, {}
-        flights, self.flights = self.flights, {}
+        before, self.flights = self.flights, None
         if any(owner not in names for owner, _ in found) or not all(map(self.joined, self.processes)) or self.unread():
             return
         self.judged += 1
         waiting = {who: t for who, t in found.items() if t[ledgers.STATE] == ledgers.WAITING}
         self.keys = {(names[owner], number): t[ledgers.KEY] for (owner, number), t in waiting.items()}
+        flights: dict[str, tuple[int, int]] = {}
         for tenant, record in ledgers.limits(self.server).items():
             held = [t for t in found.values() if t[ledgers.TENANT] == tenant and t[ledgers.STATE] == ledgers.HELD]
-            self.flights[tenant] = record[4], len(held)
+            flights[tenant] = record[4], len(held)
+        self.flights = flights
         self.model.check_order(keys)
-        if not rejoined:
-            self.model.check_caps(self.flights, flights)
+        if before is not None and not rejoined:
+            self.model.check_caps(flights, before)
         for pool in POOLS:
             mine = [t for t in waiting.values() if t[ledgers.POOL] == pool]
             if all(t[ledgers.PASSED] < MOST_PASSED for t in mine):
                 windows = {b[0]: ledgers.window(b) for b in ledgers.backends(self.server, pool).values()}
-                self.model.check_work(pool, windows, self.keys, self.flights)
+                self.model.check_work(pool, windows, self.keys, flights)
 
     def joined(self, process: Process) -> bool:
         session = process.session

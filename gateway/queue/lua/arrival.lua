@@ -4,6 +4,7 @@
 local WALK = 32 -- tickets ahead that are read one by one
 local SURE = 2 -- a rough estimate that is so many times on time needs no better one
 local SIZES = 1024 -- arrivals after which the guard's counts are halved
+local PRIOR = 4 -- arrivals that the guard takes for granted of each size
 local LEAST_MS, MOST_MS = 1000, 60000 -- bounds of a retry time that is only a guess
 
 -- the pool's sums, or those of the few backends that a ticket may have
@@ -112,7 +113,7 @@ local function spared(P, tokens)
   for _, each in ipairs(S[2]) do lost = lost + each[2] end
   local one = S[2][size_of(tokens)]
   if not one or one[1] == 0 or S[1] == 0 then return false end
-  return (one[1] - one[2] - 1) / one[1] < 0.5 * (S[1] - lost) / S[1]
+  return (one[1] - one[2] - 1 + PRIOR) / (one[1] + PRIOR) < 0.5 * (S[1] - lost) / S[1]
 end
 
 -- the tenant's own tickets ahead, one by one -> their tokens, and the largest that may go

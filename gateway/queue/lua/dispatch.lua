@@ -95,7 +95,7 @@ local function waits(P, rank) return P.classes[rank + 1] ~= 0 and P.classes[rank
 local function step(P)
   P.failed, P.barred, P.held = {}, nil, false
   for rank = RANKS - 1, 1, -1 do
-    if waits(P, rank) and P.classes[rank + 1][C_DEBT] > 0 and somebody_ahead(P, rank - 1) and step_class(P, rank) then
+    if waits(P, rank) and P.classes[rank + 1][C_DEBT] >= 0 and somebody_ahead(P, rank - 1) and step_class(P, rank) then
       return true
     end
   end

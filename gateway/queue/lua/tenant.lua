@@ -1,14 +1,15 @@
 -- tenant v1: what a tenant may use over all pools and processes: requests and tokens a minute, tokens in flight, places
 -- (only tenants with limits have a record. A minute is a window of SLOTS slots, of which the oldest counts whole: whatever the
 --  moment, the last 60 s never hold more than the limit. What waits is reserved; what was never dispatched returns)
-local SLOTS, SLOT_MS, MINUTE_MS, FAR_MS = 13, 5000, 60000, 600000
+local SLOTS, SLOT_MS, WINDOW_MS, SECOND_MS = 13, 5000, 68000, 1000
+local FAR_MS, GRACE_MS, PROMISES = 600000, 1500, 256 -- the longest wait told; how long a promise holds; how many are kept
 local OWED = -1 -- in place of a slot: reserved before a loss, where nobody knows
 
 local function read_tenant(name, raw)
   if not raw then tenants[name] = false; return false end
   local r = unpack_msg(raw)
   local T = {name = name, requests = r[1], tokens = r[2], most_flight = r[3], most_queued = r[4], flight = r[5], queued = r[6],
-             at = r[7], used = r[8], spent = r[9], promised = r[10], need = r[11], parked = r[12], dirty = false}
+             at = r[7], used = r[8], spent = r[9], promises = r[10], need = r[11], parked = r[12], dirty = false}
   tenants[name] = T
   return T
 end
@@ -21,7 +22,7 @@ end
 
 local function new_tenant(name)
   local T = {name = name, requests = 0, tokens = 0, most_flight = 0, most_queued = 0, flight = 0, queued = 0, at = 0, used = {},
-             spent = {}, promised = 0, need = 0, parked = {}, dirty = true}
+             spent = {}, promises = {}, need = 0, parked = {}, dirty = true}
   tenants[name] = T
   return T
 end
@@ -32,7 +33,7 @@ local function flush_tenants()
     if T and T.dirty then
       args[n + 1] = name
       args[n + 2] = pack({T.requests, T.tokens, T.most_flight, T.most_queued, T.flight, T.queued, T.at, T.used, T.spent,
-                          T.promised, T.need, T.parked})
+                          T.promises, T.need, T.parked})
       n = n + 2
     end
   end
@@ -71,23 +72,63 @@ local function until_fits(T, list, n, limit)
     over = over - list[place_of(s)]
     if over <= 0 then return (s - 1 + SLOTS) * SLOT_MS - now end
   end
-  return MINUTE_MS + SLOT_MS
+  return WINDOW_MS
 end
 
 -- what a ticket counts for in the window
 local function cost_of(t) return t[PROMPT] + t[OUTPUT] end
 
--- milliseconds until the tenant may ask for this, 0 for now. Those who are refused are told different times, one after the
--- other at the pace of the limit, so that they don't all come back for the same room
+-- does this come in the time promised to one who was refused before? Then that promise, {time, requests, tokens}, is redeemed.
+-- One that nobody redeems in time is void
+local function redeem(T)
+  local list, first = T.promises, 1
+  while list[first] and list[first][1] + GRACE_MS < now do first = first + 1 end
+  local due = list[first] and list[first][1] <= now
+  local gone = due and first or first - 1
+  if gone > 0 then
+    for i = 1, #list do list[i] = list[i + gone] end
+    T.dirty = true
+  end
+  return due
+end
+
+-- tell one who is refused when to come back: in whole seconds, one after the other at the pace of the limit
+local function promise(T, wait, cost)
+  local list = T.promises
+  local each = max(T.requests > 0 and WINDOW_MS / T.requests or 0, T.tokens > 0 and WINDOW_MS * cost / T.tokens or 0)
+  local at = max(now + wait, list[#list] and list[#list][1] + each or 0)
+  local ms = min(SECOND_MS * ceil((at - now) / SECOND_MS), FAR_MS)
+  if #list < PROMISES then
+    local i = #list + 1
+    while i > 1 and list[i - 1][1] > now + ms do list[i] = list[i - 1]; i = i - 1 end
+    list[i] = {now + ms, 1, cost}
+    T.dirty = true
+  end
+  return ms
+end
+
+-- would `n` more, now, take the room of those who were promised theirs? Each must still fit when its time comes
+local function crowds(T, list, n, limit, part)
+  if limit == 0 then return false end
+  local held, i = sum(list) + n, 1
+  for s = T.at - SLOTS + 1, T.at do
+    while T.promises[i] and T.promises[i][1] < (s - 1 + SLOTS) * SLOT_MS do held = held + T.promises[i][part]; i = i + 1 end
+    if held > limit then return true end
+    held = held - list[place_of(s)]
+  end
+  return false
+end
+
+-- milliseconds until the tenant may ask for this, 0 for now
 local function over_quota(T, t)
+  if not limited(T) then return 0 end
   roll(T)
-  local wait = max(until_fits(T, T.used, 1, T.requests), until_fits(T, T.spent, cost_of(t), T.tokens))
-  if wait == 0 then return 0 end
-  local each = max(T.requests > 0 and MINUTE_MS / T.requests or 0, T.tokens > 0 and MINUTE_MS * cost_of(t) / T.tokens or 0)
-  local at = max(now + wait, T.promised)
-  T.promised = min(floor(at + each), now + FAR_MS)
-  T.dirty = true
-  return ceil(at - now)
+  local cost = cost_of(t)
+  local wait = max(until_fits(T, T.used, 1, T.requests), until_fits(T, T.spent, cost, T.tokens))
+  if #T.promises > 0 and not redeem(T) and wait == 0 then
+    if crowds(T, T.used, 1, T.requests, 2) or crowds(T, T.spent, cost, T.tokens, 3) then wait = 1 end
+  end
+  return wait > 0 and promise(T, wait, cost) or 0
 end
 
 local function reserve(T, t)
