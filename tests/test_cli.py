@@ -261,7 +261,7 @@ def test_check_tells_what_is_there(shipped: Gateway, tmp_path: Path, capsys: pyt
     out = capsys.readouterr().out
     assert "1 pools, 3 classes, 2 tenants" in out
     assert re.search(r"store +embedded (valkey|redis) \d+\.\d+", out)
-    assert re.search(r"demo +fast +simulated +simulated 1 +demo seed-0 +8,192 +64 +200,000 +5,000\n", out)
+    assert re.search(r"demo +fast +simulated +simulated 1 +demo seed-0 +8,192 +64 +200,000 +8,000\n", out)
     dead = POOL + '[[pool.backend]]\nkind = "openai"\nname = "dead"\nurl = "http://127.0.0.1:9"\n'
     assert main(["check", *configured(tmp_path / "c.toml", dead)]) == 1
     out = capsys.readouterr().out
