@@ -11,7 +11,7 @@ import pytest
 from gateway.queue import turns
 from gateway.queue.client import Place, Queue, QueueRefusal
 from gateway.queue.place import Phase
-from policies.reasons import Reason
+from policies.reasons import Reason, Refusal
 from tests.queue.conftest import Join, pool, ticket
 from tests.queue.ledgers import check, tickets
 from tests.queue.test_client import granted, refused, told, until
@@ -24,9 +24,9 @@ from gateway.supervisor import Supervisor
 from tests.queue.conftest import pool, ticket
 async def main():
     queue = await Queue.connect(Store(url=sys.argv[1]), Supervisor())
-    queue.declare(pool(50))
-    places = [queue.submit(ticket(waits_ms=60_000)) for _ in range(100)]
-    for place in places[:50]:
+    queue.declare(pool(500))
+    places = [queue.submit(ticket(waits_ms=60_000)) for _ in range(600)]
+    for place in places[:500]:
         await place.granted()
     print("held", flush=True)
     await asyncio.sleep(60)
@@ -34,9 +34,75 @@ asyncio.run(main())
 """
 
 
+SERVED = """
+import asyncio, sys
+from gateway.queue.client import Queue, Store
+from gateway.supervisor import Supervisor
+from policies.fairness import prices
+from tests.queue.conftest import pool, ticket
+async def main():
+    queue = await Queue.connect(Store(url=sys.argv[1]), Supervisor())
+    queue.declare(pool(4))
+    served, over = {"a": 0, "b": 0, "c": 0}, asyncio.Event()
+    async def client(name, weight):
+        cost = prices(weight)
+        asked = ticket(tenant=name, waits_ms=60_000, prefill_price=cost.prefill, output_price=cost.output)
+        while not over.is_set():
+            place = queue.submit(asked)
+            await place.granted()
+            await asyncio.sleep(0.002)
+            place.end(50, ran=True)
+            served[name] += 1
+    clients = [asyncio.ensure_future(client(n, w)) for n, w in (("a", 1), ("b", 2), ("c", 4)) for _ in range(8)]
+    while min(served.values()) == 0:
+        await asyncio.sleep(0.01)
+    print("serving", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    before = dict(served)
+    await asyncio.sleep(2.0)
+    print(*(served[name] - before[name] for name in "abc"), flush=True)
+    over.set()
+    await asyncio.gather(*clients)
+    await queue.aclose()
+asyncio.run(main())
+"""
+
+
+def test_shares_hold_over_two_real_processes(server: StoreServer) -> None:
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", SERVED, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        for process in both:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "serving\n"
+        outputs = [process.stdin for process in both]
+        for pipe in outputs:
+            assert pipe is not None
+            pipe.write("\n")
+            pipe.flush()
+        served = [[int(n) for n in (process.stdout or sys.stdin).readline().split()] for process in both]
+        total = [sum(column) for column in zip(*served, strict=True)]
+        for n, weight in zip(total, (1, 2, 4), strict=True):
+            assert n / sum(total) == pytest.approx(weight / 7, rel=0.05), served
+        assert all(min(one) > 0 for one in served)
+        assert [process.wait(10) for process in both] == [0, 0]
+        assert server.keys() == []
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
 @pytest.fixture
 def victim(server: StoreServer) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds all 50 slots and waits for 50 more."""
+    """A process that holds all 500 places and waits for 100 more."""
     process = subprocess.Popen([sys.executable, "-c", VICTIM, server.url], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -50,7 +116,7 @@ async def test_kill_9_of_a_process_frees_its_leases(
     victim: subprocess.Popen[str], server: StoreServer, join: Join
 ) -> None:
     queue = await join(server)
-    queue.declare(pool(50))
+    queue.declare(pool(500))
     mine = [queue.submit(ticket()) for _ in range(10)]
     await told(queue)
     assert {place.phase for place in mine} == {Phase.WAITING}
@@ -58,6 +124,7 @@ async def test_kill_9_of_a_process_frees_its_leases(
     began = time.monotonic()
     await asyncio.wait_for(asyncio.gather(*(place.granted() for place in mine)), 7)
     await until(lambda: len(tickets(server)) == 10, 7 - (time.monotonic() - began))
+    assert time.monotonic() - began < 6.0
     await told(queue)
     assert len(check(server)) == 10
 
@@ -95,7 +162,7 @@ async def test_a_frozen_store_refuses_who_waits_and_keeps_who_runs(
     assert len(check(own_server)) == 1
 
 
-async def refusal_of(place: Place) -> object:
+async def refusal_of(place: Place) -> Refusal:
     with pytest.raises(QueueRefusal) as caught:
         await place.granted()
     return caught.value.refusal

@@ -16,7 +16,7 @@ WAITING, HELD, REFUSED = Phase.WAITING, Phase.HELD, Phase.REFUSED
 
 def share(name: str = "a", limit: int = 50, chunk: int = 0, kv: int = 0, **step: int) -> BackendShare:
     """1,000 prompt tokens a second unless the step says more; no safety, so that numbers can be told by heart."""
-    return BackendShare(name, limit, 1000, kv, chunk, safety_milli=1000, **step)
+    return BackendShare(name, limit, 1000, kv, chunk, True, safety_milli=1000, **step)
 
 
 def declare(pair: Pair, *shares: BackendShare) -> Process:
@@ -99,12 +99,14 @@ def test_what_is_too_large_for_the_plan_goes_alone(pair: Pair) -> None:
 # pace
 
 
-STEP = {"step_us": 10_000, "running_us": 1000}
+def paced() -> BackendShare:
+    """10 ms a step, and 1 ms for each that decodes."""
+    return share(step_us=10_000, running_us=1000)
 
 
 def test_one_more_must_keep_the_tightest_pace(pair: Pair, server: StoreServer) -> None:
-    """10 ms and 1 ms for each that decodes, within 0.95 of 15 ms: four."""
-    a = declare(pair, share(**STEP))
+    """Within 0.95 of 15 ms: four."""
+    a = declare(pair, paced())
     places = asked(a, 5, tpot_ms=15)
     (other,) = asked(a)
     assert phases([*places, other]) == "HHHHWW"
@@ -116,7 +118,7 @@ def test_one_more_must_keep_the_tightest_pace(pair: Pair, server: StoreServer) -
 
 
 def test_a_pace_that_no_idle_backend_has_is_impossible(pair: Pair) -> None:
-    a = declare(pair, share(**STEP))
+    a = declare(pair, paced())
     (place,) = asked(a, tpot_ms=10)
     assert (reason(place), retry_s(place)) == (Reason.DEADLINE_IMPOSSIBLE, 0)
 
@@ -126,7 +128,7 @@ def test_a_pace_that_no_idle_backend_has_is_impossible(pair: Pair) -> None:
 
 def test_a_total_deadline_with_the_high_estimate(pair: Pair) -> None:
     """11 ms a token when alone: 100 tokens take 1.1 s after a step of 10 ms, whatever the expected 50 would."""
-    a = declare(pair, share(**STEP))
+    a = declare(pair, paced())
     (place,) = asked(a, total_ms=1000, output_tokens=50, output_high=100)
     assert reason(place) is Reason.DEADLINE_IMPOSSIBLE
     (place,) = asked(a, total_ms=1200, output_tokens=50, output_high=100)
@@ -134,7 +136,7 @@ def test_a_total_deadline_with_the_high_estimate(pair: Pair) -> None:
 
 
 def test_a_total_deadline_that_the_load_does_not_allow(pair: Pair) -> None:
-    a = declare(pair, share(**STEP))
+    a = declare(pair, paced())
     asked(a, 20)
     (place,) = asked(a, total_ms=1200, output_tokens=50, output_high=100)
     assert reason(place) is Reason.DEADLINE_UNREACHABLE

@@ -10,11 +10,11 @@ local LEAST_MS, MOST_MS = 1000, 60000 -- bounds of a retry time that is only a g
 -- the pool's sums, or those of the few backends that a ticket may have
 local function sums_for(P, t)
   local wanted = t[BACKENDS]
-  if not wanted or #wanted > TRIES then return P.sums end
+  if not wanted or #wanted > TRIES then return sums_of(P) end
   local sums, slots = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, names(P)
   for i = 1, #wanted do
     local slot = slots[wanted[i]]
-    local share = slot and (P.counted[slot] or share_of(backend(P, slot))) or NO_SHARE
+    local share = slot and share_of(backend(P, slot)) or NO_SHARE
     for k = 1, #sums do sums[k] = sums[k] + share[k] end
   end
   return sums

@@ -10,6 +10,7 @@ local function grant(P, process, number, t, slot)
   leases(P, t, 1)
   if A[A_WAITING] > 0 and A[A_PARKED] == 0 then call('ZADD', tenants_key(P, t[RANK]), A[A_COUNTER], t[TENANT]) end
   fly(t, t[PROMPT] + t[OUTPUT])
+  t[BACKENDS] = false
   keep(process, number, t)
   tell(process, number, GRANT, backend(P, slot)[B_NAME], 0, quota_of(t))
 end

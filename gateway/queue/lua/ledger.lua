@@ -10,7 +10,7 @@ local NO_SHARE = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 local function timed(b) return b[B_STEP_US] + b[B_PREFILL_NS] > 0 end
 local function chunk_of(b) return b[B_CHUNK] > 0 and b[B_CHUNK] or 1e6 end
-local function context_of(b) return (b[B_PROMPTS] + b[B_KV]) / 2 end -- a lease holds its prompt and, over its life, half its output
+local function context_of(b) return (b[B_PROMPTS] + b[B_KV]) / 2 end -- prompts, and half the outputs over a lease's life
 
 -- microseconds of a step in which `running` decode and no prompt is computed
 local function lean_us(b, running, context)
@@ -48,17 +48,25 @@ local function room_of(b)
   return 1 + floor(1000 * load)
 end
 
--- after any change of a backend: its room and its part of the pool's sums
+-- after any change of a backend: its room; its part of the pool's sums follows when they are read
 local function recount(P, slot, b)
-  local was, is, sums = P.counted[slot], share_of(b), P.sums
-  for i = 1, #is do sums[i] = sums[i] + is[i] - was[i] end
-  P.counted[slot] = is
   local room, before = room_of(b), P.room[slot] or 0
   for s = #P.room + 1, slot - 1 do P.room[s] = 0 end
   if (room > 0) ~= (before > 0) then P.left = P.left + (room > 0 and 1 or -1) end
   P.room[slot] = room
-  P.touched[slot] = true
+  P.touched[slot], P.stale[slot] = true, true
   P.dirty = true
+end
+
+local function sums_of(P)
+  local sums = P.sums
+  for slot in pairs(P.stale) do
+    local was, is = P.counted[slot], share_of(P.backends[slot])
+    for i = 1, #is do sums[i] = sums[i] + is[i] - was[i] end
+    P.counted[slot] = is
+  end
+  P.stale = {}
+  return sums
 end
 
 -- a backend that is no longer declared leaves with its last lease
@@ -125,4 +133,22 @@ local function adjust(P, t, prefill, kv, spread)
     if prefill < t[PREFILL] or kv < t[KV] or spread < t[SPREAD] then P.blocked = 0 end
   end
   t[PREFILL], t[KV], t[SPREAD] = prefill, kv, spread
+end
+
+local function flush_pools()
+  for _, P in pairs(pools) do
+    if P and P.dirty then
+      local record = {P.blocked, P.last_key, P.max_queued, P.waiting, P.open, P.left, P.fastest, sums_of(P), P.room, P.classes}
+      local args = {'pool', pack(record)}
+      local n, gone = 2, {}
+      for slot in pairs(P.touched) do
+        local b = P.backends[slot]
+        if b then args[n + 1] = 'b' .. slot; args[n + 2] = pack(b); n = n + 2 else gone[#gone + 1] = 'b' .. slot end
+      end
+      if P.renamed then args[n + 1] = 'names'; args[n + 2] = pack(P.names); n = n + 2 end
+      if P.resized then args[n + 1] = 'sizes'; args[n + 2] = pack(P.sizes); n = n + 2 end
+      call('HSET', P.key, unpack_list(args))
+      if #gone > 0 then call('HDEL', P.key, unpack_list(gone)) end
+    end
+  end
 end

@@ -1,6 +1,7 @@
 -- reap v2: removes what dead and moved processes left, a bounded piece per turn, by whoever comes by
 -- (a process is dead when it has not beaten for DEAD_MS of logical time; its record goes first, so that one that only slept
 --  hears `unknown` and declares itself again. Pieces by HRANDFIELD: HSCAN from 0 of a thinned hash returns empty pages)
+local DYING_MS = 2500 -- without a beat: somebody should come by when it is dead
 local DEAD_MS, EVERY_MS, SOON_MS, PIECE, AT_ONCE = 5000, 200, 10, 32, 8
 
 -- (what they were charged and had reserved stays: nobody knows how far they came, and a process that comes back declares
@@ -35,6 +36,8 @@ local function reap(last)
       busy = busy or more
     end
   end
+  local oldest = call('ZRANGEBYSCORE', prefix .. 'procs', '(' .. now - DEAD_MS, now - DYING_MS, 'WITHSCORES', 'LIMIT', 0, 1)
+  if oldest[2] then later(max(1, oldest[2] + DEAD_MS - now)) end
   if not busy then return now end
   later(SOON_MS)
   return now - EVERY_MS + SOON_MS

@@ -16,7 +16,8 @@ local GRANT, REFUSE, ERROR = 1, 2, 3
 
 -- a ticket, packed in the hash of its owner; `KEY` is its place in its tenant's line, `DEADLINE` and `TOTAL` are logical
 -- milliseconds (`TOTAL` 0: none). SLOT, PREFILL, KV, SPREAD: what it has taken of a backend. FLIGHT: of its tenant (-1: the
--- tenant has no record). BILL: the slot of the quota window in which it was reserved, 0 for none. PASSED: how often others went by
+-- tenant has no record). BILL: the slot of the quota window in which it was reserved, 0: in none. PASSED: how often others
+-- went by
 local STATE, TENANT, RANK, POOL, PROMPT, OUTPUT, KEY, DEADLINE = 1, 2, 3, 4, 5, 6, 7, 8
 local BACKENDS, TPOT, TOTAL, SLOT, PREFILL, KV = 9, 10, 11, 12, 13, 14
 local UNCACHED, VARIANCE, HIGH, PREFILL_PRICE, OUTPUT_PRICE = 15, 16, 17, 18, 19
@@ -94,8 +95,8 @@ local function pool(name)
   if raw[1] then
     local r = unpack_msg(raw[1])
     P = {name = name, key = key, blocked = r[1], last_key = r[2], max_queued = r[3], waiting = r[4], open = r[5], left = r[6],
-         fastest = r[7], sums = r[8], room = r[9], classes = r[10], backends = {}, counted = {}, touched = {}, accounts = {},
-         moved = {}, dirty = false}
+         fastest = r[7], sums = r[8], room = r[9], classes = r[10], backends = {}, counted = {}, stale = {}, touched = {},
+         accounts = {}, moved = {}, dirty = false}
     for slot = 1, NEAR do P.backends[slot] = raw[slot + 1] and unpack_msg(raw[slot + 1]) or false end
   end
   pools[name] = P
@@ -105,7 +106,7 @@ end
 local function new_pool(name)
   local P = {name = name, key = prefix .. 'o:' .. name, blocked = 0, last_key = 0, max_queued = 0, waiting = 0, open = 0,
              left = 0, fastest = 0, sums = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, room = {}, classes = {}, backends = {},
-             counted = {}, touched = {}, accounts = {}, moved = {}, names = {}, dirty = true}
+             counted = {}, stale = {}, touched = {}, accounts = {}, moved = {}, names = {}, dirty = true}
   for i = 1, RANKS do P.classes[i] = 0 end
   for slot = 1, NEAR do P.backends[slot] = false end
   call('SADD', prefix .. 'pools', name)
@@ -142,24 +143,6 @@ local function flush_tickets()
     local args, n = {}, 0
     for number in pairs(list) do n = n + 1; args[n] = number end
     if n > 0 then call('HDEL', prefix .. 'p:' .. process .. ':l', unpack_list(args)) end
-  end
-end
-
-local function flush_pools()
-  for _, P in pairs(pools) do
-    if P and P.dirty then
-      local record = {P.blocked, P.last_key, P.max_queued, P.waiting, P.open, P.left, P.fastest, P.sums, P.room, P.classes}
-      local args = {'pool', pack(record)}
-      local n, gone = 2, {}
-      for slot in pairs(P.touched) do
-        local b = P.backends[slot]
-        if b then args[n + 1] = 'b' .. slot; args[n + 2] = pack(b); n = n + 2 else gone[#gone + 1] = 'b' .. slot end
-      end
-      if P.renamed then args[n + 1] = 'names'; args[n + 2] = pack(P.names); n = n + 2 end
-      if P.resized then args[n + 1] = 'sizes'; args[n + 2] = pack(P.sizes); n = n + 2 end
-      call('HSET', P.key, unpack_list(args))
-      if #gone > 0 then call('HDEL', P.key, unpack_list(gone)) end
-    end
   end
 end
 
