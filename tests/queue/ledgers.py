@@ -97,7 +97,7 @@ def check_pool(server: StoreServer, pool: str, mine: Tickets) -> None:
     if record is None:
         assert not [t for t in mine.values() if t[STATE] == WAITING]
         return
-    _, _, _, waiting, opened, left, _, sums, rooms, _ = decode(record, strict=False)
+    _, _, _, waiting, opened, left, _, sums, rooms, *_ = decode(record, strict=False)
     slots = backends(server, pool)
     check_backends(slots, mine)
     expected = {slot: room(b) for slot, b in slots.items()}

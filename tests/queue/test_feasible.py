@@ -345,3 +345,38 @@ def test_work_finds_the_one_idle_backend_among_many(pair: Pair, n: int, server: 
     (place,) = asked(a, prompt_tokens=600, output_tokens=200)
     assert place.backend == f"b{n - 1}"
     check(server)
+
+
+# what has waited
+
+
+def test_a_newcomer_does_not_put_off_what_has_been_let_in(pair: Pair) -> None:
+    a = declare(pair, share(limit=1))
+    asked(a)
+    (early,) = asked(a, prompt_tokens=500, waits_ms=1000, key_ms=1000)
+    (new,) = asked(a, prompt_tokens=500, waits_ms=1100, key_ms=500)
+    assert (early.phase, reason(new)) == (WAITING, Reason.DEADLINE_UNREACHABLE)
+    (small,) = asked(a, prompt_tokens=300, waits_ms=700, key_ms=500)
+    assert (early.phase, small.phase) == (WAITING, WAITING)
+
+
+def test_one_that_has_waited_for_long_does_not_go_for_a_newcomer(pair: Pair, clock: Clock) -> None:
+    a = declare(pair, share(limit=1))
+    asked(a)
+    (large,) = asked(a, prompt_tokens=5000, waits_ms=10_000, key_ms=0)
+    clock.advance(1500)
+    (new,) = asked(a, prompt_tokens=100, waits_ms=1000, key_ms=500)
+    assert (large.phase, reason(new)) == (WAITING, Reason.DEADLINE_UNREACHABLE)
+
+
+def test_who_will_be_late_hears_it_before_its_turn(pair: Pair, clock: Clock) -> None:
+    """The backend turns out to be slower than it was when the ticket came."""
+    a = declare(pair, share(limit=1))
+    asked(a)
+    asked(a, prompt_tokens=1000)
+    (place,) = asked(a, prompt_tokens=100, waits_ms=2000)
+    assert place.phase is WAITING
+    a.declare(PoolShare("m", (BackendShare("a", 1, 500, 0, 0, safety_milli=1000),)))
+    clock.advance(150)
+    a.settle()
+    assert reason(place) is Reason.DEADLINE_UNREACHABLE

@@ -1,10 +1,14 @@
 -- arrival v1: whether a ticket that has to wait will be on time, and who goes when one of a tenant can't
--- (the largest ahead of it rather than the newcomer, which keeps most tickets on time (Moore-Hodgson); but not when prompts of
---  its size have had their share of that)
+-- (the largest ahead of it rather than the newcomer, which keeps most tickets on time (Moore-Hodgson): but only one that came
+--  just now, and not when prompts of its size have had their share of that. What has waited is not put off for a newcomer, but
+--  for one with plenty of time, which is short: it would hear late of what could have been said to the other at once)
 local WALK = 32 -- tickets ahead that are read one by one
+local YOUNG = 0.1 -- part of its time that the one which goes may have waited
 local SURE = 2 -- a rough estimate that is so many times on time needs no better one
 local SIZES = 1024 -- arrivals after which the guard's counts are halved
 local PRIOR = 4 -- arrivals that the guard takes for granted of each size
+local RETEST_MS, RETESTED = 100, 16 -- between two looks at what waits, and tickets looked at
+local DOUBT = 0.1 -- part of the predicted time by which a waiting ticket must be late: predictions waver
 local LEAST_MS, MOST_MS = 1000, 60000 -- bounds of a retry time that is only a guess
 
 -- the pool's sums, or those of the few backends that a ticket may have
@@ -116,26 +120,35 @@ local function spared(P, tokens)
   return (one[1] - one[2] - 1 + PRIOR) / (one[1] + PRIOR) < 0.5 * (S[1] - lost) / S[1]
 end
 
--- the tenant's own tickets ahead, one by one -> their tokens, and the largest that may go
+-- the tenant's own tickets ahead, one by one -> their tokens, and the largest
 local function walk(line, n)
   local tokens, largest, most = 0, nil, -1
-  local ahead = call('ZRANGE', line, 0, n - 1, 'WITHSCORES')
-  for i = 1, #ahead, 2 do
-    local each = tonumber(ahead[i]:match('|(%d+)$'))
+  for _, who in ipairs(call('ZRANGE', line, 0, n - 1)) do
+    local each = tonumber(who:match('|(%d+)$'))
     tokens = tokens + each
-    if each > most and tonumber(ahead[i + 1]) >= 0 then largest, most = ahead[i], each end
+    if each > most then largest, most = who, each end
   end
   return tokens, largest, most
 end
 
-local function turn_away(P, t, who, ms)
-  local process, number = who:match('^(.*):(%d+)|%d+$')
-  local victim = ticket(process, number)
-  unlist(P, t[RANK], t[TENANT], who, victim)
-  if not victim then return end
+-- may this one go in another's place? One that has waited for long would hear it late
+local function young(t) return t[KEY] >= 0 and now - t[SINCE] <= YOUNG * (t[DEADLINE] - t[SINCE]) end
+
+local function turn_away(P, process, number, t, who, ms)
+  unlist(P, t[RANK], t[TENANT], who, t)
   drop(process, number)
-  refund(victim)
-  tell(process, number, REFUSE, 'deadline_unreachable', ms, quota_of(victim))
+  refund(t)
+  count_size(P, t[UNCACHED], 0, 1)
+  tell(process, number, REFUSE, 'deadline_unreachable', ms, quota_of(t))
+end
+
+-- by how many milliseconds the last of the line would be late with this one ahead of it; the last itself
+local function last_late_by(P, t, A, line)
+  local who = call('ZRANGE', line, -1, -1)[1]
+  local process, number = who:match('^(.*):(%d+)|%d+$')
+  local last = ticket(process, number)
+  if not last or last[STATE] ~= WAITING then return 0 end
+  return own_late_by(P, last, A, A[A_TOKENS] - last[UNCACHED] + t[UNCACHED], A[A_WAITING])
 end
 
 -- -> nil if the ticket may wait, else by how many milliseconds it would be late
@@ -154,16 +167,47 @@ local function admit(P, t)
     own, largest, most = walk(line, n)
     over = own_late_by(P, t, A, own, n)
   end
+  if over <= 0 and n < A[A_WAITING] then over = last_late_by(P, t, A, line) end
   if over <= 0 then return nil end
   local ms = over < huge and ceil(over) or MOST_MS
-  local victim = largest and most > t[UNCACHED] and not spared(P, most)
-  if victim and own_late_by(P, t, A, own - most, n - 1) <= 0 then
-    count_size(P, most, 0, 1)
-    turn_away(P, t, largest, ms)
-    return nil
+  if largest and most > t[UNCACHED] and not spared(P, most) and own_late_by(P, t, A, own - most, n - 1) <= 0 then
+    local process, number = largest:match('^(.*):(%d+)|%d+$')
+    local victim = ticket(process, number)
+    if victim and young(victim) then
+      turn_away(P, process, number, victim, largest, ms)
+      return nil
+    end
   end
   count_size(P, t[UNCACHED], 0, 1)
   return ms
+end
+
+-- the first of one line, in order: who will be late goes
+local function retest_line(P, rank, name)
+  local A, own, n = account(P, rank, name), 0, 0
+  for _, who in ipairs(call('ZRANGE', line_key(P, rank, name), 0, RETESTED - 1)) do
+    local process, number = who:match('^(.*):(%d+)|%d+$')
+    local t = ticket(process, number)
+    if t and t[STATE] == WAITING and now <= t[DEADLINE] then
+      local over, first = own_late_by(P, t, A, own, n)
+      if over > first * DOUBT then
+        turn_away(P, process, number, t, who, over < huge and ceil(over) or MOST_MS)
+      else
+        own, n = own + t[UNCACHED], n + 1
+      end
+    end
+  end
+end
+
+-- what waits is looked at again from time to time, a line at a time: who will be late should hear it early
+local function retest(P)
+  if P.waiting == 0 or now - P.tested < RETEST_MS then return end
+  P.tested, P.dirty = now, true
+  local ranks = {}
+  for i, C in ipairs(P.classes) do if C ~= 0 and C[C_WAITING] > 0 then ranks[#ranks + 1] = i - 1 end end
+  local rank = ranks[floor(now / RETEST_MS) % #ranks + 1]
+  local name = call('ZRANDMEMBER', tenants_key(P, rank))
+  if name then retest_line(P, rank, name) end
 end
 
 -- milliseconds until what waits is through, a guess

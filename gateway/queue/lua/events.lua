@@ -83,7 +83,7 @@ end
 local function submitted(e)
   local waits, total, backends, uncached = e[8], e[9], e[11], min(e[14], e[6])
   return {WAITING, e[3], e[4], e[5], e[6], e[7], 0, now + waits, backends, e[10], total > 0 and now + total or 0, 0, 0, 0,
-          uncached, e[15], max(e[16], e[7]), e[18], e[19], 0, -1, 0, 0}
+          uncached, e[15], max(e[16], e[7]), e[18], e[19], 0, -1, 0, 0, now - e[13]}
 end
 
 on[SUBMIT] = function(e)
@@ -157,7 +157,7 @@ on[LEASED] = function(e)
   fresh(e[2])
   local P, T = pool(e[5]), tenant(e[3])
   local t = {HELD, e[3], e[4], e[5], e[6], e[7], 0, 0, false, e[8], 0, 0, e[10], e[11],
-             min(e[12], e[6]), e[13], 0, e[14], e[15], e[13], T and 0 or -1, OWED, P and 0 or NO_POOL}
+             min(e[12], e[6]), e[13], 0, e[14], e[15], e[13], T and 0 or -1, OWED, P and 0 or NO_POOL, now}
   local slot = P and names(P)[e[9]]
   if slot then take(P, slot, t, e[10], e[11], e[13]) end
   if P then leases(P, t, 1) end

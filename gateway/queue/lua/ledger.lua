@@ -138,7 +138,8 @@ end
 local function flush_pools()
   for _, P in pairs(pools) do
     if P and P.dirty then
-      local record = {P.blocked, P.last_key, P.max_queued, P.waiting, P.open, P.left, P.fastest, sums_of(P), P.room, P.classes}
+      local record = {P.blocked, P.last_key, P.max_queued, P.waiting, P.open, P.left, P.fastest, sums_of(P), P.room, P.classes,
+                      P.tested}
       local args = {'pool', pack(record)}
       local n, gone = 2, {}
       for slot in pairs(P.touched) do

@@ -17,11 +17,11 @@ local GRANT, REFUSE, ERROR = 1, 2, 3
 -- a ticket, packed in the hash of its owner; `KEY` is its place in its tenant's line, `DEADLINE` and `TOTAL` are logical
 -- milliseconds (`TOTAL` 0: none). SLOT, PREFILL, KV, SPREAD: what it has taken of a backend. FLIGHT: of its tenant (-1: the
 -- tenant has no record). BILL: the slot of the quota window in which it was reserved, 0: in none. PASSED: how often others
--- went by
+-- went by. SINCE: when it came
 local STATE, TENANT, RANK, POOL, PROMPT, OUTPUT, KEY, DEADLINE = 1, 2, 3, 4, 5, 6, 7, 8
 local BACKENDS, TPOT, TOTAL, SLOT, PREFILL, KV = 9, 10, 11, 12, 13, 14
 local UNCACHED, VARIANCE, HIGH, PREFILL_PRICE, OUTPUT_PRICE = 15, 16, 17, 18, 19
-local SPREAD, FLIGHT, BILL, PASSED = 20, 21, 22, 23
+local SPREAD, FLIGHT, BILL, PASSED, SINCE = 20, 21, 22, 23, 24
 local WAITING, HELD = 1, 2
 
 -- a backend, one field of its pool: six declared values, six ledgers, six declared values
@@ -95,8 +95,8 @@ local function pool(name)
   if raw[1] then
     local r = unpack_msg(raw[1])
     P = {name = name, key = key, blocked = r[1], last_key = r[2], max_queued = r[3], waiting = r[4], open = r[5], left = r[6],
-         fastest = r[7], sums = r[8], room = r[9], classes = r[10], backends = {}, counted = {}, stale = {}, touched = {},
-         accounts = {}, moved = {}, dirty = false}
+         fastest = r[7], sums = r[8], room = r[9], classes = r[10], tested = r[11], backends = {}, counted = {}, stale = {},
+         touched = {}, accounts = {}, moved = {}, dirty = false}
     for slot = 1, NEAR do P.backends[slot] = raw[slot + 1] and unpack_msg(raw[slot + 1]) or false end
   end
   pools[name] = P
@@ -105,8 +105,8 @@ end
 
 local function new_pool(name)
   local P = {name = name, key = prefix .. 'o:' .. name, blocked = 0, last_key = 0, max_queued = 0, waiting = 0, open = 0,
-             left = 0, fastest = 0, sums = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, room = {}, classes = {}, backends = {},
-             counted = {}, stale = {}, touched = {}, accounts = {}, moved = {}, names = {}, dirty = true}
+             left = 0, fastest = 0, sums = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, room = {}, classes = {}, tested = 0,
+             backends = {}, counted = {}, stale = {}, touched = {}, accounts = {}, moved = {}, names = {}, dirty = true}
   for i = 1, RANKS do P.classes[i] = 0 end
   for slot = 1, NEAR do P.backends[slot] = false end
   call('SADD', prefix .. 'pools', name)

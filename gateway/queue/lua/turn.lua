@@ -131,7 +131,12 @@ local function turn(KEYS, ARGV)
   fetch(batch)
   apply(batch)
   local reaped = reap(tonumber(meta[4]) or 0)
-  for _, P in pairs(pools) do if P then dispatch(P) end end
+  for _, P in pairs(pools) do
+    if P then
+      retest(P)
+      dispatch(P)
+    end
+  end
 
   flush_tickets()
   flush_accounts()
