@@ -1,6 +1,6 @@
 """The keys of the shared queue, as `lua/` writes them. All carry one hash tag: one slot, one atomic script.
 
-    meta                                schema, logical now, the server's clock at that time, last reaping
+    meta                                schema, logical now, the server's clock at that time, last reaping, unfinished
     procs                               zset of processes by their last beat
     p:<process>                         number and whole reply of its last turn, highest ticket number
     p:<process>:l                       hash of its tickets, packed, by number

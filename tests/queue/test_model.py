@@ -11,6 +11,7 @@ from hypothesis import Phase as Part
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from gateway.queue import wire
 from gateway.queue.book import BackendShare, PoolShare
 from gateway.queue.place import Phase, Place
 from policies.quota import TenantLimits
@@ -219,10 +220,12 @@ class Machine(RuleBasedStateMachine):
         self.clock.advance(1)
         process.connect(f"r{self.run}")
         started = rejoins = process.session.rejoins
-        process.turn(lost, doubled)
-        while process.book.pending or process.session.rejoins != rejoins:
+        reply = process.turn(lost, doubled)
+        for _ in range(1000):
+            if not (process.book.pending or process.session.rejoins != rejoins or self.unfinished(reply)):
+                break
             rejoins = process.session.rejoins
-            process.turn()
+            reply = process.turn()
         for other in self.processes if mail else [process]:
             other.mail()
         self.hear()
@@ -264,6 +267,10 @@ class Machine(RuleBasedStateMachine):
             if all(t[ledgers.PASSED] < MOST_PASSED for t in mine):
                 windows = {b[0]: ledgers.window(b) for b in ledgers.backends(self.server, pool).values()}
                 self.model.check_work(pool, windows, self.keys, flights)
+
+    def unfinished(self, reply: wire.Reply) -> bool:
+        """Whether there was more to do than a turn may; another one goes on at once."""
+        return reply.due_ms == 1 and bool(self.server("HGET", KEYS.meta, "unfinished"))
 
     def joined(self, process: Process) -> bool:
         session = process.session

@@ -182,3 +182,24 @@ def test_a_grant_that_comes_too_late_by_the_owners_clock_is_given_back(
     assert second.refusal.reason is Reason.EXPIRED
     b.turn()
     assert check(server) == {}
+
+
+def test_what_a_turn_had_no_time_for_the_next_one_does(pair: tuple[Process, Process], server: StoreServer) -> None:
+    """A turn looks at so many tickets only, whatever there is; then a bare turn of anybody goes on."""
+    a, b = pair
+    a.declare(pool(1))
+    holder = a.submit(ticket())
+    lost = [b.submit(ticket(waits_ms=100, prompt_tokens=1, tenant=f"t{i}")) for i in range(150)]
+    waiting = b.submit(ticket(tenant="z"))
+    for process in pair:
+        process.settle()
+    b.clock.advance(200)
+    holder.end()
+    replies = [a.turn()]
+    while replies[-1].due_ms == 1:
+        replies.append(a.turn())
+    b.mail()
+    assert len(replies) == 3
+    assert {place.phase for place in lost} == {Phase.REFUSED}
+    assert waiting.phase is Phase.HELD
+    check(server)

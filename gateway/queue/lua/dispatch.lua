@@ -106,14 +106,16 @@ local function step(P)
   return false
 end
 
+-- -> whether nothing more can be given now; false: it was cut short
 local function dispatch(P)
   P.looks = LOOKS
   for _ = 1, GRANTS do
-    if P.waiting <= 0 or (P.open > 0 and (P.blocked == 1 or P.left <= 0)) then return end
+    if P.waiting <= 0 or (P.open > 0 and (P.blocked == 1 or P.left <= 0)) then return true end
     if not step(P) then
-      if P.looks > 0 then P.blocked = 1; P.dirty = true else later(1) end
-      return
+      if P.looks <= 0 then return false end
+      P.blocked, P.dirty = 1, true
+      return true
     end
   end
-  if P.waiting > 0 then later(1) end
+  return P.waiting <= 0
 end

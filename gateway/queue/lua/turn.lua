@@ -111,8 +111,26 @@ local function answer(record_key, number, meta)
   end
   local reply = pack({'ok', now, outcomes, due_ms, live, waiting, deep})
   call('HSET', record_key, 'number', number, 'reply', reply, 'top', top)
-  call('HSET', prefix .. 'meta', 'schema', SCHEMA, 'now', now, 'wall', meta.wall, 'reaped', meta.reaped)
+  call('HSET', prefix .. 'meta', 'schema', SCHEMA, 'now', now, 'wall', meta.wall, 'reaped', meta.reaped,
+       'unfinished', meta.unfinished)
   return reply
+end
+
+-- the pools that this turn touched, and those that a turn before left unfinished -> those that are not finished now
+local function dispatch_all(before)
+  if before and before ~= '' then
+    for _, name in ipairs(unpack_msg(before)) do pool(name) end
+  end
+  local left = {}
+  for name, P in pairs(pools) do
+    if P then
+      retest(P)
+      if not dispatch(P) then left[#left + 1] = name end
+    end
+  end
+  if #left == 0 then return '' end
+  later(1)
+  return pack(left)
 end
 
 local function turn(KEYS, ARGV)
@@ -120,7 +138,7 @@ local function turn(KEYS, ARGV)
   local number, cursor, batch = tonumber(ARGV[2]), ARGV[3], unpack_msg(ARGV[4])
   if #batch > MAX_EVENTS then return redis.error_reply('ERR a turn holds at most ' .. MAX_EVENTS .. ' events') end
   local record_key = prefix .. 'p:' .. me
-  local meta = call('HMGET', prefix .. 'meta', 'schema', 'now', 'wall', 'reaped')
+  local meta = call('HMGET', prefix .. 'meta', 'schema', 'now', 'wall', 'reaped', 'unfinished')
   if meta[1] and tonumber(meta[1]) ~= SCHEMA then return pack({'version_mismatch', tonumber(meta[1])}) end
   local wall_ms = tick(meta, tonumber(ARGV[5]))
   local record = call('HMGET', record_key, 'number', 'reply', 'top')
@@ -131,12 +149,7 @@ local function turn(KEYS, ARGV)
   fetch(batch)
   apply(batch)
   local reaped = reap(tonumber(meta[4]) or 0)
-  for _, P in pairs(pools) do
-    if P then
-      retest(P)
-      dispatch(P)
-    end
-  end
+  local unfinished = dispatch_all(meta[5])
 
   flush_tickets()
   flush_accounts()
@@ -147,7 +160,7 @@ local function turn(KEYS, ARGV)
   flush_pools()
   flush_mail()
   if cursor ~= '' then call('XTRIM', record_key .. ':m', 'MINID', cursor) end
-  local reply = answer(record_key, number, {wall = wall_ms, reaped = reaped})
+  local reply = answer(record_key, number, {wall = wall_ms, reaped = reaped, unfinished = unfinished})
   if leaving then leave(record_key) end
   return reply
 end
