@@ -21,7 +21,7 @@ from tests.queue.model import Model
 from tests.queue.procs import KEYS, Clock, Process, load
 from tests.support.store import StoreServer
 
-EVENTS = int(os.environ.get("SIGNALBOX_EVENTS", "5000"))
+EVENTS = int(os.environ.get("SIGNALBOX_EVENTS", "4000"))
 STEPS = 60
 PER_EXAMPLE = 100  # events, about
 PARTS = (Part.explicit, Part.reuse, Part.generate, Part.shrink)

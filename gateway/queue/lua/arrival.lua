@@ -3,12 +3,12 @@
 --  just now, and not when prompts of its size have had their share of that. What has waited is not put off for a newcomer, but
 --  for one with plenty of time, which is short: it would hear late of what could have been said to the other at once)
 local WALK = 32 -- tickets ahead that are read one by one
-local YOUNG = 0.1 -- part of its time that the one which goes may have waited
+local YOUNG = 0.05 -- part of its time that the one which goes may have waited
 local SURE = 2 -- a rough estimate that is so many times on time needs no better one
 local SIZES = 1024 -- arrivals after which the guard's counts are halved
 local PRIOR = 4 -- arrivals that the guard takes for granted of each size
 local RETEST_MS, RETESTED = 100, 16 -- between two looks at what waits, and tickets looked at
-local DOUBT = 0.1 -- part of the predicted time by which a waiting ticket must be late: predictions waver
+local DOUBT = 0.2 -- part of the predicted time by which a waiting ticket must be late: predictions waver
 local LEAST_MS, MOST_MS = 1000, 60000 -- bounds of a retry time that is only a guess
 
 -- the pool's sums, or those of the few backends that a ticket may have
