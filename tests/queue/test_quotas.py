@@ -49,6 +49,21 @@ def test_requests_a_minute_over_two_processes(pair: Pair, server: StoreServer, c
     check(server)
 
 
+def test_a_window_that_was_not_looked_at_for_long_is_empty(pair: Pair, clock: Clock) -> None:
+    a = limit(pair, requests_per_min=13)
+    for _ in range(13):
+        one(a).end(1, ran=True)
+        for _ in range(5):
+            clock.advance(1000)
+            a.beat()
+    for _ in range(80):
+        clock.advance(1000)
+        a.beat()
+    place = one(a)
+    assert place.quota is not None
+    assert place.quota.requests_left == 12
+
+
 def test_tokens_are_reserved_and_settled_to_the_truth(pair: Pair) -> None:
     a = limit(pair, tokens_per_min=400)
     first, second = one(a), one(a)
