@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from gateway import __version__, tenants_command, workers
+from gateway import __version__, explain, explain_options, tenants_command, workers
 from gateway.app import build
 from gateway.checkup import checkup
 from gateway.config import Config, ConfigError, check, load
+from gateway.explain_text import printed
 from gateway.greeting import greeting
 from gateway.queue.client import StoreAway, StoreUnfit
 from gateway.serving import ListenError, check_tls, is_loopback, listen, run
@@ -68,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     tenants = commands.add_parser("tenants", help="tenants and keys of a running gateway")
     tenants.set_defaults(command=_tenants)
     tenants_command.add_arguments(tenants)
+    explains = commands.add_parser("explain", help="what the queue would say to a request under a load; 1 if refused")
+    explains.set_defaults(command=_explain)
+    _add_config(explains)
+    explain_options.add_arguments(explains)
     return parser
 
 
@@ -158,3 +163,9 @@ def _key(args: argparse.Namespace) -> int:
 def _tenants(args: argparse.Namespace) -> int:
     print(asyncio.run(tenants_command.answer(args)))
     return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    answer = explain.explain(_configuration(args.config), args)
+    print(explain.encoded(answer) if args.json else printed(answer))
+    return 1 if answer.reason else 0
