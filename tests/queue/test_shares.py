@@ -286,3 +286,22 @@ def test_a_parked_tenants_head_that_leaves_makes_way(pair: Pair, server: StoreSe
     a.settle()
     assert small.phase is Phase.HELD
     check(server)
+
+
+def test_what_one_waiting_ticket_is_behind_is_not_forgiven(pair: Pair, server: StoreServer) -> None:
+    """Lifted when it came, not again when it goes: its tenant had something waiting all the time."""
+    a, _ = pair
+    a.declare(pool(1, 1))
+    on_b = a.submit(ticket(tenant="y", backends=(1,), waits_ms=10**9))
+    on_a = [a.submit(ticket(tenant="y", backends=(0,), waits_ms=10**9)) for _ in range(8)]
+    mine = a.submit(ticket(tenant="x", backends=(1,), waits_ms=10**9))
+    a.settle()
+    before = ledgers.accounts(server, "m")[1, "x"][ledgers.A_COUNTER]
+    for place in on_a[:6]:
+        place.end(50, ran=True)
+        a.settle()
+    assert ledgers.classes(server, "m")[1][2] > before + 200
+    on_b.end(50, ran=True)
+    a.settle()
+    assert mine.phase is Phase.HELD
+    assert ledgers.accounts(server, "m")[1, "x"][ledgers.A_COUNTER] == before + 200

@@ -206,8 +206,10 @@ local function retest(P)
   local ranks = {}
   for i, C in ipairs(P.classes) do if C ~= 0 and C[C_WAITING] > 0 then ranks[#ranks + 1] = i - 1 end end
   local rank = ranks[floor(now / RETEST_MS) % #ranks + 1]
-  local name = call('ZRANDMEMBER', tenants_key(P, rank))
-  if name then retest_line(P, rank, name) end
+  local tenants_here = call('ZCARD', tenants_key(P, rank))
+  if tenants_here == 0 then return end
+  local i = floor(now / RETEST_MS) % tenants_here
+  retest_line(P, rank, call('ZRANGE', tenants_key(P, rank), i, i)[1])
 end
 
 -- milliseconds until what waits is through, a guess

@@ -80,7 +80,6 @@ local function lift(C, A) A[A_COUNTER] = max(A[A_COUNTER], C[C_VIRTUAL]) end
 local function pay(P, t)
   local rank = t[RANK]
   local C, A, id = class(P, rank), account(P, rank, t[TENANT])
-  if A[A_WAITING] == 0 then lift(C, A) end
   C[C_VIRTUAL] = max(C[C_VIRTUAL], A[A_COUNTER])
   A[A_COUNTER] = A[A_COUNTER] + charge_of(t, t[OUTPUT], true)
   P.moved[id] = A
