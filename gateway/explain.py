@@ -38,6 +38,7 @@ from policies.forecast import (
     kv_test,
     load_tests,
     pace_test,
+    total_test,
 )
 from policies.kv import FEW, KvSums
 from policies.lengths import Kind, Lengths, Outlook
@@ -195,8 +196,8 @@ def _on_backend(share: BackendShare, asked: Asked, args: argparse.Namespace, ahe
     for verdict in _idle(model, load, demand, safety):
         if timed or verdict.check is Check.IDLE_FIRST:
             yield _line(share.name, verdict)
-    seen = forecast(model, load, demand, ahead)
-    for verdict in load_tests(seen, load, demand, safety):
+    lean = replace(load, prefill_share=0.0)  # what waits is let in by the pace beside no prompts
+    for verdict in load_tests(forecast(model, lean, demand, ahead), lean, demand, safety):
         if verdict.check is Check.FIRST or (verdict.check is Check.TOTAL and timed):
             yield _line(share.name, verdict)
     running = load.running + load.prefilling
@@ -207,8 +208,14 @@ def _on_backend(share: BackendShare, asked: Asked, args: argparse.Namespace, ahe
         yield Line(share.name, "window", own, most, "tokens", terms)
     if running:
         yield _line(share.name, kv_test(load, demand))
-        if timed:
-            yield _line(share.name, pace_test(forecast(model, load, demand), load, demand))
+    if timed:
+        now = forecast(model, load, demand)
+        total = total_test(now, demand, safety)
+        free = running < share.max_running and load.outstanding_tokens < WINDOW * share.chunk_tokens
+        answer = Reason.DEADLINE_UNREACHABLE if free else "waits"  # the queue tries it, and sees that it is late
+        yield Line(share.name, "total_now", total.predicted, total.limit, total.unit, total.terms, answer)
+        if running:
+            yield _line(share.name, pace_test(now, load, demand))
 
 
 def _idle(model: StepModel, load: Load, demand: Demand, safety: float) -> Iterator[Verdict]:

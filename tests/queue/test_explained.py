@@ -5,12 +5,10 @@ import random
 from typing import Any
 
 import msgspec
-import pytest
 
 from gateway import explain
 from gateway.config import Config, decode
 from gateway.explain_options import add_arguments
-from gateway.queue import scripts
 from gateway.queue.book import PoolShare
 from gateway.queue.place import Phase, Place
 from policies.order import NO_DEADLINE_MS
@@ -115,3 +113,20 @@ def compared(server: StoreServer, timed: bool) -> list[tuple[float, str, str, di
         place = queued(Process(server, "A", Clock()), one, 16, timed)
         rows.append((margin(answer), answer.reason or answer.verdict, said(place), one))
     return rows
+
+
+def test_they_agree_where_only_the_prefill_rate_is_known(server: StoreServer) -> None:
+    load(server)
+    rows = compared(server, timed=False)
+    assert [row for row in rows if row[1] != row[2]] == []
+    assert {row[2] for row in rows} == {"starts", "waits", "deadline_impossible", "deadline_unreachable"}
+
+
+def test_they_agree_on_learned_step_times_but_near_a_limit(server: StoreServer) -> None:
+    """The script takes what decodes now, the forecast what will decode at the first token."""
+    load(server)
+    rows = compared(server, timed=True)
+    apart = [row for row in rows if row[1] != row[2]]
+    assert len(apart) <= 0.05 * CASES, apart
+    assert [row for row in apart if row[0] > 0.15] == []
+    assert {row[2] for row in rows} == {"starts", "waits", "deadline_impossible", "deadline_unreachable"}
