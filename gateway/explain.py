@@ -310,7 +310,7 @@ def _answer(asked: Asked, args: argparse.Namespace, lines: list[Line]) -> Answer
         retry_after_s=retry_s,
         request=Request(
             asked.model, asked.tenant.name, asked.service.name, asked.service.rank, demand.prompt_tokens,
-            demand.uncached_tokens, output, demand.output.q90, demand.due,
+            demand.uncached_tokens, output, max(demand.output.q90, output), demand.due,
         ),
         order=Order(
             asked.config.order.kind,

@@ -72,7 +72,7 @@ def test_key_and_charge_are_those_of_its_ticket(capsys: pytest.CaptureFixture[st
     order = answer["order"]
     assert (order["key_ms"], order["prefill_price"], order["output_price"]) == (5_000 + 300, 500, 1000)
     assert order["charge"] == 500 * 300 + 1000 * 100
-    assert answer["request"]["output_high"] == 99
+    assert answer["request"]["output_high"] == 100
 
 
 def test_what_is_ahead_counts_with_safety(capsys: pytest.CaptureFixture[str], configured: list[str]) -> None:
@@ -134,10 +134,10 @@ def test_a_body_says_model_limit_and_class(
     file.write_text(json.dumps(body))
     _, answer = asked(capsys, configured, "--file", file)
     request = answer["request"]
-    assert (request["model"], request["service"], request["output_high"]) == ("m", "interactive", 7)
+    assert (request["model"], request["service"], request["output_high"]) == ("m", "interactive", 8)
     assert request["prompt_tokens"] == round(file.stat().st_size / 4)
     _, answer = asked(capsys, configured, "--file", file, "--tenant", "bob", "--max-tokens", 9)
-    assert (answer["request"]["service"], answer["request"]["output_high"]) == ("standard", 9)
+    assert (answer["request"]["service"], answer["request"]["output_high"]) == ("standard", 10)
 
 
 def test_it_prints_tests_and_verdict(capsys: pytest.CaptureFixture[str], configured: list[str]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from gateway import explain
 from gateway.config import Config, decode
 from gateway.explain_options import add_arguments
+from gateway.explain_text import Answer
 from gateway.queue.book import PoolShare
 from gateway.queue.place import Phase, Place
 from policies.order import NO_DEADLINE_MS
@@ -48,7 +49,7 @@ def case(rng: random.Random) -> dict[str, int]:
     }
 
 
-def explained(one: dict[str, int], limit: int, timed: bool) -> explain.Answer:
+def explained(one: dict[str, int], limit: int, timed: bool) -> Answer:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in one.items()]
@@ -99,7 +100,7 @@ def said(place: Place) -> str:
     return WORDS.get(place.phase) or str(place.refusal.reason if place.refusal else place.phase)
 
 
-def margin(answer: explain.Answer) -> float:
+def margin(answer: Answer) -> float:
     """How near the nearest test is to its limit, as a part of the limit."""
     return min(abs(line.predicted / line.limit - 1) for line in answer.tests if line.limit)
 
