@@ -50,7 +50,6 @@ from policies.types import ServiceClass
 
 KV_ROOM = 0.95  # part of the KV tokens that may be planned with
 WINDOW = 2  # chunks of prompt that may be outstanding on a backend
-DRAIN_S = (1.0, 60.0)  # bounds of the time told with `queue_full`
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -341,8 +340,7 @@ def _refusal(
     if _starts(common, backends):
         return None, 0.0
     if any(_says(line, Reason.QUEUE_FULL) for line in common.values()):
-        first = min(line.predicted for lines in backends for line in lines if line.test == Check.FIRST)
-        return Reason.QUEUE_FULL, min(max(first, DRAIN_S[0]), DRAIN_S[1])
+        return Reason.QUEUE_FULL, 0.0
     late = [
         max((line.predicted - line.limit for line in lines if line.answer != "waits"), default=0.0) for lines in missed
     ]
