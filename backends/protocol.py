@@ -183,6 +183,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the shared queue may hand to one backend. 0 means: what the engine says, else the default in the comment."""
 
     max_running: Annotated[int, Meta(ge=0)] = 0  # 64
-    prefill_tokens_per_s: Annotated[int, Meta(ge=0)] = 0  # 5,000
+    prefill_tokens_per_s: Annotated[int, Meta(ge=0)] = 0  # 8,000
     kv_tokens: Annotated[int, Meta(ge=0)] = 0  # max_running * 2,048
     chunk_tokens: Annotated[int, Meta(ge=0)] = 0  # 2,048: one prefill step

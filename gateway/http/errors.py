@@ -58,7 +58,10 @@ def body_of(kind: Kind | None, refusal: Refusal) -> bytes:
 
 
 def headers_of(refusal: Refusal) -> Headers:
-    """Whether and when to come back. Waiting times carry up to 25 % of jitter, so that clients do not return as one."""
+    """Whether and when to come back. Waiting times carry up to 25 % of jitter, so that clients do not return as one.
+
+    That of a quota is passed on as it is: the queue has spread it already and keeps room for then.
+    """
     status = STATUS[refusal.reason]
     retry = status in (429, 503) or (status >= 500 and refusal.reason not in _NO_RETRY)
     out = [
@@ -66,7 +69,9 @@ def headers_of(refusal: Refusal) -> Headers:
         (b"x-should-retry", b"true" if retry else b"false"),
     ]
     if status in (429, 503):
-        wait_s = (refusal.retry_after_s or _DEFAULT_WAIT_S) * random.uniform(1.0, 1.25)  # noqa: S311 - jitter, not a secret
+        wait_s = refusal.retry_after_s or _DEFAULT_WAIT_S
+        if refusal.reason is not Reason.RATE_LIMITED:
+            wait_s *= random.uniform(1.0, 1.25)  # noqa: S311 - jitter, not a secret
         out.append((b"retry-after", b"%d" % max(1, -int(-wait_s // 1))))
         out.append((b"retry-after-ms", b"%d" % int(wait_s * 1000)))
     if refusal.reason is Reason.UNAUTHENTICATED:
