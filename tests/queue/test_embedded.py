@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,12 @@ asyncio.run(main())
 
 
 @pytest.fixture(autouse=True)
-def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return tmp_path
+def own_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder with a short name: a unix socket's path holds 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="sb-") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        monkeypatch.setenv("TMPDIR", short)
+        yield Path(short)
 
 
 def running(pid: int) -> bool:
