@@ -41,7 +41,8 @@ def main(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         half, gguf_file=gguf.name, quantization_config=config, dtype=torch.float32
     )
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):  # some versions keep it; what is saved is not quantized
+        del model.config.quantization_config
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<end_of_turn>")]
     tokenizer.save_pretrained(half)
     model.save_pretrained(half)
