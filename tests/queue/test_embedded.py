@@ -32,8 +32,9 @@ asyncio.run(main())
 
 
 @pytest.fixture(autouse=True)
-def own_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_tmp(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty folder with a short name: a unix socket's path holds 107 bytes."""
+    tmp_path_factory.getbasetemp()  # pytest's own folder is made on first use, and must not be made in here
     with tempfile.TemporaryDirectory(prefix="sb-") as short:
         monkeypatch.setattr(tempfile, "tempdir", short)
         monkeypatch.setenv("TMPDIR", short)
