@@ -1,7 +1,6 @@
 """The HTTP server of one process: uvicorn with our protocol and a drain."""
 
 import asyncio
-import socket
 from typing import Any
 
 import uvicorn
@@ -58,9 +57,3 @@ def uvicorn_config(app: Litestar, server: ServerConfig) -> uvicorn.Config:
         backlog=4096,
         **files,
     )
-
-
-def serve(app: Litestar, sockets: list[socket.socket] | None = None) -> None:
-    """Serve until a signal. `app` is what `gateway.app.build` made; `sockets` are already listening ones, if any."""
-    trunk: Trunk = app.state.trunk
-    Server(uvicorn_config(app, trunk.config.server), trunk).run(sockets)
