@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= config.toml
 MODEL ?= tiny
+JOBS ?= 2
 ARGS ?=
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-input -c constraints.txt
@@ -24,7 +25,7 @@ serve: $(VENV)/.installed
 	$(BIN)/signalbox serve --config $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not engines" $(ARGS)
+	$(BIN)/python -m pytest -m "not engines" -n $(JOBS) --dist worksteal $(ARGS)
 
 test-engines:
 	PYTHON=$(PYTHON) scripts/engines.sh
