@@ -188,12 +188,13 @@ class RemoteEngine:
             body = fit(prompt, self.bundle.model)
         except ValueError as error:
             raise Refused(400, "invalid_request", str(error)) from error
+        passed = _forwarded(prompt.headers + prompt.trace)
         return Plan(
             prompt=prompt,
             maker=self.name,
             prompt_tokens=max(1, int(len(prompt.body) / self.bytes_per_token)),
             output_limit=prompt.max_tokens * choices(prompt.body),
-            work=Call(b"%b%bcontent-length: %d\r\n\r\n" % (head, _forwarded(prompt.headers), len(body)), body),
+            work=Call(b"%b%bcontent-length: %d\r\n\r\n" % (head, passed, len(body)), body),
         )
 
     async def open(self, plan: Plan) -> Stream:

@@ -37,7 +37,9 @@ class Prompt(Struct, kw_only=True):
 
     `want_usage` is whether the client asked for a usage frame; a backend asks its engine for one in any case and hides
     it again. `max_tokens` is the client's output limit, 0 if it set none. `headers` go on to a remote engine
-    (`x-request-id`, `traceparent`, `tracestate`), names in lower case.
+    (`x-request-id`), names in lower case. `trace` is the W3C trace context that the engine's own spans belong to
+    (`traceparent`, perhaps `tracestate`): an adapter passes it in whatever way its engine reads it (HTTP headers, gRPC
+    metadata, vLLM's trace headers); empty where there is none.
     """
 
     kind: Kind
@@ -50,6 +52,7 @@ class Prompt(Struct, kw_only=True):
     request_id: str = ""
     rank: int = 0
     headers: tuple[tuple[str, str], ...] = ()
+    trace: tuple[tuple[str, str], ...] = ()
 
 
 class Plan(Struct, kw_only=True):

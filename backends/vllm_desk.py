@@ -113,7 +113,7 @@ class Desk:
         await call.planned
 
     def _raw(self, prompt: Prompt) -> SimpleNamespace:
-        headers = tuple(pair for pair in prompt.headers if self._traced or pair[0] not in {"traceparent", "tracestate"})
+        headers = prompt.headers + prompt.trace if self._traced else prompt.headers
         if prompt.request_id:
             headers += (("x-request-id", prompt.request_id),)
         return SimpleNamespace(headers=Headers(headers), state=SimpleNamespace())

@@ -258,18 +258,11 @@ class _Request:
             max_tokens=wire.output_limit(seen),
             request_id=self._request_id,
             rank=service.rank,
-            headers=self._forwarded(headers),
+            headers=(("x-request-id", self._request_id),),
+            trace=_trace(headers) if b"traceparent" in headers else (),
         )
         wanted = {} if pool.every_feature else wire.features(body)
         return _job(self.exchange.received_at, goal, Job(tenant, service, pool, prompt, wanted))
-
-    def _forwarded(self, headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
-        out = [("x-request-id", self._request_id)]
-        for name in (b"traceparent", b"tracestate"):
-            value = headers.get(name)
-            if value is not None and value.isascii() and value.decode().isprintable():
-                out.append((name.decode(), value.decode()))
-        return tuple(out)
 
     # -- answer out -------------------------------------------------------------------------------------------------
 
@@ -380,6 +373,16 @@ def _job(received_at: float, goal: Objective, job: Job) -> Job:
     if end_by and (not first_by or end_by < first_by):
         first_by = end_by
     return Job(job.tenant, job.service, job.pool, job.prompt, job.wanted, first_by, end_by, goal.tpot_ms)
+
+
+def _trace(headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+    """The client's trace context, as it came."""
+    out = []
+    for name in (b"traceparent", b"tracestate"):
+        value = headers.get(name)
+        if value is not None and value.isascii() and value.decode().isprintable():
+            out.append((name.decode(), value.decode()))
+    return tuple(out)
 
 
 def _request_id(given: bytes | None) -> str:

@@ -56,7 +56,6 @@ async def test_other_apis_pass_by_their_path(engine: RemoteEngine, upstream: Ups
 async def test_headers(engine: RemoteEngine, upstream: Upstream) -> None:
     headers = (
         ("x-request-id", "r1"),
-        ("traceparent", "00-1-2-01"),
         ("authorization", "Bearer the-clients"),
         ("host", "evil"),
         ("content-length", "0"),
@@ -65,9 +64,9 @@ async def test_headers(engine: RemoteEngine, upstream: Upstream) -> None:
         ("x-latin", "é"),
         ("x-empty", ""),
     )
-    await ask(engine, headers=headers)
+    await ask(engine, headers=headers, trace=(("traceparent", "00-1-2-01"), ("tracestate", "a=1")))
     sent = upstream.generations[0].headers
-    assert (sent["x-request-id"], sent["traceparent"]) == ("r1", "00-1-2-01")
+    assert (sent["x-request-id"], sent["traceparent"], sent["tracestate"]) == ("r1", "00-1-2-01", "a=1")
     assert not sent.keys() & {
         "authorization",
         "x-split",
