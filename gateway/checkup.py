@@ -10,9 +10,11 @@ from backends.protocol import BackendBusy, BackendError, BackendLost, Refused
 from backends.vllm import Vllm
 from gateway.config import Config, Engine
 from gateway.pool import Pool
+from gateway.queue.channel import GONE, StoreAway, StoreUnfit, ask
 from gateway.queue.client import Store
 from gateway.queue.embedded import Embedded
-from gateway.queue.link import GONE, StoreAway, StoreUnfit, Target, ask, check_server, open_connection, secret
+from gateway.queue.link import check_server, facts_of
+from gateway.queue.target import Target, secret
 from gateway.reaper import Reaper
 
 REMOTE_S = 10.0
@@ -60,12 +62,11 @@ async def look_at_store(store: Store) -> Finding:
 
 
 async def _facts(target: Target) -> dict[str, str]:
-    connection = await open_connection(target)
+    channel = await target.open()
     try:
-        text = (await ask(connection, "INFO")).decode()
+        return facts_of(await ask(channel, "INFO"))
     finally:
-        await connection.disconnect(nowait=True)
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        await channel.close()
 
 
 async def look_at(model: str, engine: Engine) -> Finding:

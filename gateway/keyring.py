@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection
 
 from gateway.clock import now, wall
+from gateway.queue.channel import GONE, Channel, StoreAway, StoreUnfit, ask
 from gateway.queue.keys import Keys
-from gateway.queue.link import GONE, StoreAway, StoreUnfit, Target, ask, open_connection
+from gateway.queue.target import Target
 from gateway.ring import KeyRecord, Ring, TenantRecord
 from gateway.supervisor import Supervisor
 from gateway.tenants import Tenants
@@ -72,8 +72,8 @@ class Keyring:
         limit_s = now() + START_S
         while True:
             try:
-                async with self._asking() as connection:
-                    await self._agree(connection)
+                async with self._asking() as channel:
+                    await self._agree(channel)
                 break
             except StoreAway:
                 if now() >= limit_s:
@@ -92,8 +92,8 @@ class Keyring:
         """The ring as the store has it now; what this process knows if the store can't be asked."""
         if not self.away:
             with contextlib.suppress(StoreAway, StoreUnfit):
-                async with self._lock, self._asking() as connection:
-                    await self._agree(connection)
+                async with self._lock, self._asking() as channel:
+                    await self._agree(channel)
         return self.ring
 
     async def change(self, change: Change) -> Ring:
@@ -119,22 +119,22 @@ class Keyring:
     # -- one exchange with the store, under the lock ----------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[AbstractConnection]:
-        """A connection for a few commands, all of them within ANSWER_S. Raises StoreAway."""
-        connection = await open_connection(self._target)
+    async def _asking(self) -> AsyncIterator[Channel]:
+        """A channel for a few commands, all of them within ANSWER_S. Raises StoreAway."""
+        channel = await self._target.open()
         try:
             async with asyncio.timeout(ANSWER_S):
-                yield connection
+                yield channel
         except (*GONE, redis.exceptions.RedisError) as error:
             raise StoreAway(str(error) or "the store does not answer") from None
         finally:
-            await connection.disconnect(nowait=True)
+            await channel.close()
 
     async def _try(self, change: Change, wanted: list[Ring]) -> Ring:
-        """Once, on one connection. What was sent to the store is added to `wanted` before it goes."""
-        async with self._asking() as connection:
+        """Once, on one channel. What was sent to the store is added to `wanted` before it goes."""
+        async with self._asking() as channel:
             while True:
-                await self._agree(connection)
+                await self._agree(channel)
                 if wanted and self.ring.mark == wanted[-1].mark:
                     return self.ring
                 changed = change(self.ring)
@@ -142,30 +142,30 @@ class Keyring:
                     return changed
                 ring = msgspec.structs.replace(changed, version=self.ring.version + 1, stamp=secrets.token_hex(8))
                 wanted.append(ring)
-                if await self._put(connection, self.ring, ring):
+                if await self._put(channel, self.ring, ring):
                     self._adopt(ring)
                     return ring
                 wanted.clear()
 
-    async def _agree(self, connection: AbstractConnection) -> None:
+    async def _agree(self, channel: Channel) -> None:
         """Until this process and the store have the same: the higher version of the two."""
-        while (mark := await self._mark(connection)) != self.ring.mark:
+        while (mark := await self._mark(channel)) != self.ring.mark:
             if mark[0] >= self.ring.version:
-                ring = await self._load(connection)
+                ring = await self._load(channel)
                 if ring.version >= self.ring.version:
                     self._adopt(ring)
-            elif await self._put(connection, None, self.ring):
+            elif await self._put(channel, None, self.ring):
                 log.warning("the store had lost tenants or keys and was given back %r", self.ring)
 
-    async def _mark(self, connection: AbstractConnection) -> tuple[int, str]:
-        return _mark(await ask(connection, "XREVRANGE", self._news, "+", "-", "COUNT", "1"))
+    async def _mark(self, channel: Channel) -> tuple[int, str]:
+        return _mark(await ask(channel, "XREVRANGE", self._news, "+", "-", "COUNT", "1"))
 
-    async def _load(self, connection: AbstractConnection) -> Ring:
-        await ask(connection, "MULTI")
-        await ask(connection, "XREVRANGE", self._news, "+", "-", "COUNT", "1")
-        await ask(connection, "HGETALL", self._of_tenants)
-        await ask(connection, "HGETALL", self._of_keys)
-        news, tenants, keys = await ask(connection, "EXEC")
+    async def _load(self, channel: Channel) -> Ring:
+        await ask(channel, "MULTI")
+        await ask(channel, "XREVRANGE", self._news, "+", "-", "COUNT", "1")
+        await ask(channel, "HGETALL", self._of_tenants)
+        await ask(channel, "HGETALL", self._of_keys)
+        news, tenants, keys = await ask(channel, "EXEC")
         version, stamp = _mark(news)
         self._read = _records(tenants, TenantRecord, self._read[0]), _records(keys, KeyRecord, self._read[1])
         return Ring(
@@ -175,25 +175,25 @@ class Keyring:
             keys={digest: key for digest, (_, key) in self._read[1].items() if _is_digest(digest)},
         )
 
-    async def _put(self, connection: AbstractConnection, before: Ring | None, after: Ring) -> bool:
+    async def _put(self, channel: Channel, before: Ring | None, after: Ring) -> bool:
         """Write what differs (without `before` all of it); False if another process wrote since the last look."""
-        await ask(connection, "WATCH", self._news)
-        mark = await self._mark(connection)
+        await ask(channel, "WATCH", self._news)
+        mark = await self._mark(channel)
         if (mark != before.mark) if before is not None else (mark[0] >= after.version):
-            await ask(connection, "UNWATCH")
+            await ask(channel, "UNWATCH")
             return False
-        await ask(connection, "MULTI")
+        await ask(channel, "MULTI")
         if before is None:
-            await ask(connection, "DEL", self._of_tenants, self._of_keys)
+            await ask(channel, "DEL", self._of_tenants, self._of_keys)
         for key, was, wanted in (
             (self._of_tenants, before.tenants if before else {}, after.tenants),
             (self._of_keys, before.keys if before else {}, after.keys),
         ):
             for command in _difference(key, was, wanted):
-                await ask(connection, *command)
+                await ask(channel, *command)
         news = ("version", str(after.version), "stamp", after.stamp)
-        await ask(connection, "XADD", self._news, "MAXLEN", "1", "*", *news)
-        answers: list[Any] | None = await ask(connection, "EXEC")
+        await ask(channel, "XADD", self._news, "MAXLEN", "1", "*", *news)
+        answers: list[Any] | None = await ask(channel, "EXEC")
         if answers is None:
             return False
         if failed := [one for one in answers if isinstance(one, Exception)]:
@@ -220,28 +220,28 @@ class Keyring:
         """Until cancelled: wait for news, look at the version at least every BLOCK_MS, survive the store."""
         while True:
             try:
-                connection = await open_connection(self._target)
+                channel = await self._target.open()
                 try:
                     while True:
-                        await self._hear(connection)
+                        await self._hear(channel)
                 finally:
-                    await connection.disconnect(nowait=True)
+                    await channel.close()
             except (*GONE, StoreUnfit, redis.exceptions.RedisError) as error:
                 if not self.away:
                     log.warning("tenants and keys stay as they are, the store is away: %s", error)
                 self.away = True
             await asyncio.sleep(RETRY_S)
 
-    async def _hear(self, connection: AbstractConnection) -> None:
+    async def _hear(self, channel: Channel) -> None:
         async with asyncio.timeout(ANSWER_S), self._lock:
-            await self._agree(connection)
-            newest = await ask(connection, "XREVRANGE", self._news, "+", "-", "COUNT", "1")
+            await self._agree(channel)
+            newest = await ask(channel, "XREVRANGE", self._news, "+", "-", "COUNT", "1")
         if self.away:
             log.warning("the store is back: %r", self)
         self.away = False
         cursor = newest[0][0].decode() if newest else "0-0"
         async with asyncio.timeout(BLOCK_MS / 1000 + ANSWER_S):
-            news = await ask(connection, "XREAD", "BLOCK", str(BLOCK_MS), "STREAMS", self._news, cursor)
+            news = await ask(channel, "XREAD", "BLOCK", str(BLOCK_MS), "STREAMS", self._news, cursor)
         if news:
             await asyncio.sleep(LINGER_S)
 

@@ -13,7 +13,8 @@ from gateway import keyring as module
 from gateway.clock import wall
 from gateway.config import decode
 from gateway.keyring import Keyring
-from gateway.queue.link import StoreAway, StoreUnfit, Target
+from gateway.queue.channel import StoreAway, StoreUnfit
+from gateway.queue.target import Target
 from gateway.ring import Denied, KeyRecord, Ring, TenantRecord, drop_tenant, end_key, no_tenant, put_key, put_tenant
 from gateway.supervisor import Supervisor
 from gateway.tenants import Tenants, hash_key

@@ -26,7 +26,7 @@ from gateway.http.admin_forms import (
 from gateway.http.desk import Desk
 from gateway.http.ops import Problem
 from gateway.http.problems import respond
-from gateway.queue.link import StoreAway, StoreUnfit
+from gateway.queue.channel import StoreAway, StoreUnfit
 from gateway.ring import Denied
 from gateway.tenants import bearer
 from gateway.trunk import Trunk

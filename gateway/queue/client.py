@@ -11,12 +11,14 @@ from msgspec import Meta, Struct
 
 from gateway import clock
 from gateway.queue.book import BackendShare, Book, PoolShare
+from gateway.queue.channel import StoreAway, StoreUnfit
 from gateway.queue.embedded import Embedded
 from gateway.queue.keys import Keys
-from gateway.queue.link import Link, StoreAway, StoreUnfit, Target, secret
+from gateway.queue.link import Link
 from gateway.queue.mailbox import Mailbox
 from gateway.queue.place import Place, QueueRefusal, Quota
 from gateway.queue.session import Session
+from gateway.queue.target import Target, secret
 from gateway.queue.turns import Turns
 from gateway.supervisor import Supervisor
 from policies.quota import TenantLimits
@@ -102,8 +104,8 @@ class Queue:
         password = await asyncio.to_thread(secret, "store.password", settings.password_env, settings.password_file)
         embedded = await Embedded.start() if settings.url == "embedded" else None
         url = embedded.url if embedded else settings.url
-        target = Target(url, settings.namespace, password)
         try:
+            target = Target(url, settings.namespace, password)
             await _try(target)
         except BaseException:
             if embedded:

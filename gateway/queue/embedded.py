@@ -17,7 +17,8 @@ import tempfile
 from typing import BinaryIO
 
 from gateway import clock
-from gateway.queue.link import OLDEST, StoreUnfit
+from gateway.queue.channel import StoreUnfit
+from gateway.queue.link import OLDEST
 
 log = logging.getLogger(__name__)
 

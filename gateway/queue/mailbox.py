@@ -7,12 +7,12 @@ import asyncio
 from typing import Any
 
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection
 
 from gateway import clock
+from gateway.queue.channel import GONE, Channel, StoreAway, StoreUnfit, ask
 from gateway.queue.keys import Keys
-from gateway.queue.link import GONE, StoreAway, StoreUnfit, Target, open_connection
 from gateway.queue.session import Session
+from gateway.queue.target import Target
 
 BLOCK_MS = 5000
 RETRY_S = 0.2
@@ -38,30 +38,28 @@ class Mailbox:
         await self._named.wait()
         while True:
             try:
-                connection = await open_connection(self._target)
+                channel = await self._target.open()
             except (StoreAway, StoreUnfit):  # the turns report it
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
                 while True:
-                    await self._read(connection)
+                    await self._read(channel)
             except TimeoutError:
                 pause_s = 0.0
             except (redis.exceptions.ResponseError, *GONE):
                 pause_s = RETRY_S
             finally:
-                await connection.disconnect(nowait=True)
+                await channel.close()
             await asyncio.sleep(pause_s)
 
-    async def _read(self, connection: AbstractConnection) -> None:
+    async def _read(self, channel: Channel) -> None:
         name, key = self._session.name, self._keys.mailbox(self._session.name)
         self._limit = asyncio.timeout(BLOCK_MS / 1000 + 2)
         async with self._limit:
             try:
-                await connection.send_command(
-                    "XREAD", "COUNT", 100, "BLOCK", BLOCK_MS, "STREAMS", key, self._session.cursor or "0-0"
-                )
-                answer: list[Any] | None = await connection.read_response(disable_decoding=True)
+                command = ("XREAD", "COUNT", "100", "BLOCK", str(BLOCK_MS), "STREAMS", key)
+                answer: list[Any] | None = await ask(channel, *command, self._session.cursor or "0-0")
             finally:
                 self._limit = None
         for entry, fields in answer[0][1] if answer else ():

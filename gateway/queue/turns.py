@@ -6,8 +6,10 @@ import logging
 import redis.exceptions
 
 from gateway import clock
-from gateway.queue.link import GONE, Link, StoreAway, StoreUnfit, Target
+from gateway.queue.channel import GONE, StoreAway, StoreUnfit
+from gateway.queue.link import Link
 from gateway.queue.session import Session
+from gateway.queue.target import Target
 
 log = logging.getLogger(__name__)
 

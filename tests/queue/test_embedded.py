@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from gateway.queue import embedded
+from gateway.queue.channel import StoreUnfit
 from gateway.queue.client import Queue, Store
 from gateway.queue.embedded import Embedded
-from gateway.queue.link import StoreUnfit
 from gateway.supervisor import Supervisor
 from tests.queue.conftest import pool, ticket
 

@@ -6,7 +6,8 @@ import pytest
 from gateway.queue import client
 from gateway.queue.client import Queue, Store, StoreAway, StoreUnfit
 from gateway.queue.keys import SCHEMA
-from gateway.queue.link import Link, Target, check_server
+from gateway.queue.link import Link, check_server
+from gateway.queue.target import Target
 from gateway.supervisor import Supervisor
 from tests.queue.conftest import Join, pool, ticket
 from tests.support.store import StoreServer

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-from typing import Any
 
 import msgspec
-from redis.asyncio.connection import AbstractConnection
 
 from backends.protocol import BackendLost
+from gateway.queue.channel import ask
 from gateway.queue.keys import Keys
-from gateway.queue.link import Target, ask, open_connection
+from gateway.queue.target import Target
 from tests.support.site import Site
 
 LEDGERS = slice(6, 9)
@@ -26,25 +25,20 @@ async def stored(site: Site) -> dict[str, list[int]]:
     queue, settings, out = site.trunk.queue, site.trunk.config.store, {}
     keys = Keys(settings.namespace)
     url = queue._embedded.url if queue._embedded else settings.url
-    connection = await open_connection(Target(url, settings.namespace))
+    channel = await Target(url, settings.namespace).open()
     try:
         for pool in site.trunk.pools:
-            fields: list[bytes] = await _bytes(connection, "HGETALL", keys.pool(pool))
+            fields: list[bytes] = await ask(channel, "HGETALL", keys.pool(pool))
             for name, value in zip(fields[::2], fields[1::2], strict=True):
                 record = msgspec.msgpack.decode(value)
                 if name == b"pool":
                     out[pool] = [record[WAITING]]
                 elif name != b"names":
                     out[f"{pool}/{name.decode()}"] = record[LEDGERS]
-        out["tickets"] = [await ask(connection, "HLEN", keys.tickets(queue.session.name))]
+        out["tickets"] = [await ask(channel, "HLEN", keys.tickets(queue.session.name))]
     finally:
-        await connection.disconnect()
+        await channel.close()
     return out
-
-
-async def _bytes(connection: AbstractConnection, *words: str) -> Any:
-    await connection.send_command(*words, check_health=False)
-    return await connection.read_response(disable_decoding=True)
 
 
 def held(site: Site) -> list[str]:
