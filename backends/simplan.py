@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from backends import simframes, simrequest, simtext
+from backends import bodies, frames, simframes, simrequest, simtext
 from backends.protocol import Plan, Prompt, Refused
 from backends.simrequest import ChatBody, CompletionBody, EmbeddingsBody, TokenizeBody
 
@@ -62,8 +62,8 @@ class Planner:
 
     def _generation(self, prompt: Prompt, body: ChatBody | CompletionBody, text: str, field: str) -> Plan:
         if body.stream_options is not None and not prompt.stream:
-            raise simrequest.invalid("stream_options", "only allowed when stream is true")
-        stops = simrequest.stops(body)
+            raise bodies.invalid("stream_options", "only allowed when stream is true")
+        stops = bodies.stops(body)
         size, names = self._measure(text, field)
         length = self._length(body, size)
         seed = self._config.seed if body.seed is None else self._config.seed ^ body.seed
@@ -96,7 +96,7 @@ class Planner:
         limit = room if asked is None else asked
         least = body.min_tokens or 0
         if least > limit:
-            raise simrequest.invalid("min_tokens", f"more than the {limit} tokens that the answer may have")
+            raise bodies.invalid("min_tokens", f"more than the {limit} tokens that the answer may have")
         return _Length(limit, least, bool(body.ignore_eos))
 
     def _choice(self, key: int, length: _Length, stops: tuple[str, ...]) -> Choice:
@@ -113,10 +113,10 @@ class Planner:
     def _embeddings(self, prompt: Prompt, body: EmbeddingsBody) -> Plan:
         dims = body.dimensions or self._config.embedding_dims
         if dims > self._config.embedding_dims:
-            raise simrequest.invalid("dimensions", f"at most {self._config.embedding_dims}")
+            raise bodies.invalid("dimensions", f"at most {self._config.embedding_dims}")
         texts = [body.input] if isinstance(body.input, str) else body.input
         if not texts:
-            raise simrequest.invalid("input", "at least one text is needed")
+            raise bodies.invalid("input", "at least one text is needed")
         prompts = tuple(self._measure(text, "input") for text in texts)
         size = sum(tokens for tokens, _ in prompts)
         vectors = [simtext.unit_vector(simtext.key(self._config.seed, text), dims) for text in texts]
@@ -125,11 +125,11 @@ class Planner:
 
     def _tokenize(self, prompt: Prompt, body: TokenizeBody) -> Plan:
         if (body.prompt is None) == (body.messages is None):
-            raise simrequest.invalid("prompt", "either prompt or messages is needed")
+            raise bodies.invalid("prompt", "either prompt or messages is needed")
         text = body.prompt if body.prompt is not None else simrequest.chat_text(body.messages or [])
         parts = simtext.pieces(text)
         strings = parts if body.return_token_strs else None
-        answer = simframes.tokenized(simtext.token_ids(parts), self._config.context_tokens, strings)
+        answer = frames.tokenized(simtext.token_ids(parts), self._config.context_tokens, strings)
         return self._planned(prompt, 0, 0, Job(ready=answer))
 
     def _planned(self, prompt: Prompt, size: int, limit: int, job: Job) -> Plan:

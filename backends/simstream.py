@@ -3,10 +3,10 @@
 import asyncio
 import time
 
+from backends.frames import DONE, Frames, Said
 from backends.protocol import BackendLost, Chunk, Prompt, Usage
 from backends.simclock import Clockwork
 from backends.simengine import Sequence
-from backends.simframes import DONE, Frames
 from backends.simplan import Choice, Job
 from backends.simtext import Writer
 
@@ -50,7 +50,7 @@ class SimulatedStream:
         self._sequences = [Sequence(size, out, names) for (size, names), out in zip(job.prompts, outputs, strict=True)]
         self._voices = [_Voice(*pair) for pair in zip(job.choices, self._sequences, strict=False)]
         created = int(time.time())  # noqa: TID251 - for people to read, never for arithmetic
-        self._frames = Frames(prompt, request_id, engine, created)
+        self._frames = Frames(prompt, request_id, f"simulated-{engine}", created)
         for sequence in self._sequences:
             clockwork.add(sequence, self)
 
@@ -100,7 +100,8 @@ class SimulatedStream:
     def _body(self) -> bytes:
         if not self._voices:
             return self._job.body
-        return self._frames.whole([(voice.tell(), voice.choice.finish_reason) for voice in self._voices], self._usage())
+        said = [Said(text=voice.tell(), reason=voice.choice.finish_reason) for voice in self._voices]
+        return self._frames.whole(said, self._usage())
 
     def _usage(self) -> Usage:
         """The prompt counts once, however many choices it has."""
