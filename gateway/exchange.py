@@ -16,9 +16,11 @@ from backends.protocol import (
     Stream,
     Usage,
 )
+from backends.protocol import Kind as Api
 from gateway.clock import now
 from gateway.pool import Member, Pool, Unservable
 from gateway.queue.client import Place, QueueRefusal, Quota
+from gateway.telemetry.watcher import Attempt
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
 from policies.lengths import Kind
@@ -63,11 +65,19 @@ class Exchange:
 
     Every state change goes through `policies.lifecycle`. `finish` is synchronous and works from any state; a task that
     was cancelled anywhere in here needs nothing else to leave no lease, no stream and no plan behind.
+
+    When what happened: `received_at`, `asked_at` (the job is known), `planned_at`, `submitted_at`, `granted_at`,
+    `started_at` (the first chunk), `ended_at`, `stopped_at` (the engine has been told); 0 is not yet, or never. After a
+    failed attempt the middle ones are the next attempt's, and `failed` keeps the old ones.
     """
 
     __slots__ = (
+        "api",
+        "asked_at",
         "chunks",
         "ended",
+        "ended_at",
+        "failed",
         "granted_at",
         "held",
         "job",
@@ -79,10 +89,17 @@ class Exchange:
         "planned_at",
         "quota",
         "received_at",
+        "refusal",
         "report_at",
+        "request_id",
         "started_at",
         "state",
+        "status",
+        "stopped_at",
+        "stopping",
         "stream",
+        "submitted_at",
+        "tenant",
         "tried",
         "trunk",
         "usage",
@@ -106,7 +123,15 @@ class Exchange:
         self.ended = False  # the stream said that it is over: nothing is left to close
         self.leased = False  # counted in its member's `running`
         self.received_at = received_at
-        self.planned_at = self.granted_at = self.started_at = 0.0
+        self.asked_at = self.planned_at = self.submitted_at = self.granted_at = self.started_at = 0.0
+        self.ended_at = self.stopped_at = 0.0
+        self.failed: tuple[Attempt, ...] = ()
+        self.refusal: Refusal | None = None  # why it ended, if not well
+        self.stopping = False  # it ended before its engine was through
+        self.api = Api.CHAT  # by which it came in
+        self.tenant: Tenant | None = None  # once it is known
+        self.request_id = ""
+        self.status = 0  # of the response, once it has begun
 
     def __repr__(self) -> str:
         where = f" on {self.member.config.name}" if self.member else ""
@@ -114,7 +139,7 @@ class Exchange:
 
     async def first(self, job: Job) -> Chunk | None:
         """The first chunk, from whichever backend gives it first. Raises Failed."""
-        self.job = job
+        self.job, self.asked_at = job, now()
         self.kind = Kind(job.tenant.name, job.pool.model, job.prompt.kind.value)
         self.trunk.queue.declare_tenant(job.tenant.name, job.tenant.limits)
         try:
@@ -158,6 +183,8 @@ class Exchange:
         """End it, once: the life cycle, the lease, the stream, the plan. No await in here."""
         if self.state in TERMINAL:
             return
+        self.refusal = refusal
+        self.ended_at = at = now()
         if refusal is None:
             self.state = step(self.state, Event.FINISH)
         else:
@@ -166,17 +193,21 @@ class Exchange:
                 event = Event.FAIL if self.state is State.STREAMING or refusal.reason in _FAULTS else Event.REFUSE
             self.state = step(self.state, event)
         if self.job is not None and self.started_at:
-            at = now()
             limit = self.plan.output_limit if self.plan else 0
             usage = self.usage_so_far()
             cut_short = self.state is not State.DONE or 0 < limit <= usage.completion_tokens
             self.job.pool.answers.ended(self.kind, usage, cut_short, at)
+        self.stopping = self.stream is not None and not self.ended
         self._let_go(ran=self.started_at > 0)
+        if self.state is State.DONE and self.member is not None:
+            self.member.breaker.success(at)
         if self.plan is not None:
             self.plan.close()
-            self.plan = None
-        if self.state is State.DONE and self.member is not None:
-            self.member.breaker.success(now())
+        self.trunk.watchers.ended(self)
+
+    def _stopped(self) -> None:
+        self.stopped_at = now()
+        self.trunk.watchers.stopped(self)
 
     def usage_so_far(self) -> Usage:
         """What the engine said, else what was seen pass by."""
@@ -187,7 +218,7 @@ class Exchange:
     async def _lease(self, job: Job, positions: tuple[int, ...]) -> Member:
         """Wait for a grant. Raises QueueRefusal."""
         assert self.plan is not None
-        at = now()
+        at = self.submitted_at = now()
         waits_ms = _ms(job.first_by, at)
         if waits_ms <= 0:
             raise Failed(Refusal(Reason.EXPIRED, "the deadline passed before an engine was free"))
@@ -288,6 +319,8 @@ class Exchange:
         if not unheard and not self.trunk.retries.allows(at, len(self.tried), len(job.pool.members)):
             raise _failed(error, False, wait_s) from error
         self.state = step(self.state, Event.RETRY)
+        self.failed += (Attempt(self.submitted_at, self.granted_at, at, member.config.name, type(error).__name__),)
+        self.granted_at = 0.0
         return positions
 
     def _let_go(self, ran: bool) -> None:
@@ -298,7 +331,7 @@ class Exchange:
             place.end(output_tokens=tokens, ran=ran)
         stream, self.stream = self.stream, None
         if stream is not None and not self.ended:
-            self.trunk.reaper.close(stream.aclose)
+            self.trunk.reaper.close(stream.aclose, self._stopped if self.stopping else None)
         member = self.member
         if self.leased and member is not None:
             member.running -= 1

@@ -24,9 +24,9 @@ class Reaper:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def close(self, what: Callable[[], Awaitable[None]]) -> None:
-        """Hand over one clean-up. Synchronous: call it from `finally`."""
-        task = asyncio.get_running_loop().create_task(self._end(what))
+    def close(self, what: Callable[[], Awaitable[None]], then: Callable[[], None] | None = None) -> None:
+        """Hand over one clean-up, and what to call when it is over. Synchronous: call it from `finally`."""
+        task = asyncio.get_running_loop().create_task(self._end(what, then))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -35,10 +35,12 @@ class Reaper:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _end(self, what: Callable[[], Awaitable[None]]) -> None:
+    async def _end(self, what: Callable[[], Awaitable[None]], then: Callable[[], None] | None) -> None:
         try:
             async with asyncio.timeout(self.limit_s):
                 await what()
         except Exception:
             self.failed += 1
             log.exception("a clean-up failed or took more than %.1f s", self.limit_s)
+        if then is not None:
+            then()

@@ -10,6 +10,7 @@ from gateway.pool import Member, Pool
 from gateway.queue.client import Queue
 from gateway.reaper import Reaper
 from gateway.supervisor import Supervisor
+from gateway.telemetry.watcher import Watchers
 from gateway.tenants import Tenant, Tenants
 from gateway.ticker import Ticker
 from policies.reasons import Reason, Refusal
@@ -39,6 +40,7 @@ class Trunk:
         self.names = {name: self.pools[model] for name, model in models(config).items()}
         self.retries = RetryBudget()
         self.draining = False
+        self.watchers = Watchers()
         self._keepers: list[asyncio.Task[None]] = []
         self.ticker: Ticker
         self.queue: Queue

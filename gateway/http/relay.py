@@ -6,7 +6,6 @@ It writes the response itself, since a framework's streaming response may never 
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from backends.protocol import Chunk, Kind, Prompt
 from gateway.clock import now
 from gateway.exchange import Exchange, Failed, Job
 from gateway.http import errors, wire
+from gateway.telemetry.phases import server_timing
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
 from policies.reasons import Reason, Refusal
@@ -77,6 +77,7 @@ class _Request:
     def __init__(self, trunk: Trunk, kind: Kind, receive: Receive, send: Send) -> None:
         self._trunk, self._kind, self._receive, self._send = trunk, kind, receive, send
         self.exchange = Exchange(trunk, now())
+        self.exchange.api = kind
         self._request_id = ""
         self._service: ServiceClass | None = None
         self._stopped: Refusal | None = None  # why it was cut, once it was
@@ -185,8 +186,8 @@ class _Request:
 
     async def _answer(self, scope: Scope) -> None:
         headers = {name: value for name, value in scope["headers"] if name in wire.WANTED}
-        self._request_id = _request_id(headers.get(b"x-request-id"))
-        tenant = self._authenticate(headers)
+        self._request_id = self.exchange.request_id = wire.request_id(headers.get(b"x-request-id"))
+        tenant = self.exchange.tenant = self._authenticate(headers)
         if self._trunk.draining:
             raise Failed(Refusal(Reason.DRAINING, "the gateway is shutting down"))
         body = await self._body(headers)
@@ -259,7 +260,7 @@ class _Request:
             request_id=self._request_id,
             rank=service.rank,
             headers=(("x-request-id", self._request_id),),
-            trace=_trace(headers) if b"traceparent" in headers else (),
+            trace=wire.trace(headers) if b"traceparent" in headers else (),
         )
         wanted = {} if pool.every_feature else wire.features(body)
         return _job(self.exchange.received_at, goal, Job(tenant, service, pool, prompt, wanted))
@@ -316,10 +317,11 @@ class _Request:
 
     async def _start(self, status: int, headers: errors.Headers) -> None:
         self._started = True
+        self.exchange.status = status
         headers.append((b"x-request-id", self._request_id.encode()))
         if self._service is not None:
             headers.append((b"x-signalbox-class", self._service.name.encode()))
-            headers.append((b"server-timing", self._timing()))
+            headers.append((b"server-timing", server_timing(self.exchange, now())))
         if self.exchange.quota is not None:
             headers.extend(errors.quota_headers(self.exchange.quota))
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
@@ -331,18 +333,6 @@ class _Request:
         self._sending_since = now()
         await self._send(message)
         self._sent_at, self._sending_since = self._sending_since, 0.0
-
-    def _timing(self) -> bytes:
-        """Milliseconds from the first byte on: validate, queue (plan included), prefill; as far as it came."""
-        x = self.exchange
-        if not x.planned_at:
-            return b"total;dur=%.1f" % ((now() - x.received_at) * 1000)
-        out = b"validate;dur=%.2f" % ((x.planned_at - x.received_at) * 1000)
-        if x.granted_at:
-            out += b", queue;dur=%.2f" % ((x.granted_at - x.planned_at) * 1000)
-        if x.started_at:
-            out += b", prefill;dur=%.2f" % ((x.started_at - x.granted_at) * 1000)
-        return out
 
 
 _UNREAD = frozenset({Reason.TOO_LARGE, Reason.TOO_SLOW, Reason.UNSUPPORTED_MEDIA_TYPE, Reason.UNAUTHENTICATED})
@@ -373,22 +363,3 @@ def _job(received_at: float, goal: Objective, job: Job) -> Job:
     if end_by and (not first_by or end_by < first_by):
         first_by = end_by
     return Job(job.tenant, job.service, job.pool, job.prompt, job.wanted, first_by, end_by, goal.tpot_ms)
-
-
-def _trace(headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
-    """The client's trace context, as it came."""
-    out = []
-    for name in (b"traceparent", b"tracestate"):
-        value = headers.get(name)
-        if value is not None and value.isascii() and value.decode().isprintable():
-            out.append((name.decode(), value.decode()))
-    return tuple(out)
-
-
-def _request_id(given: bytes | None) -> str:
-    """The client's id if it is printable ASCII of at most 128 characters, else a fresh one."""
-    if given and len(given) <= 128 and given.isascii():
-        text = given.decode()
-        if text.isprintable() and " " not in text:
-            return text
-    return f"{random.getrandbits(128):032x}"

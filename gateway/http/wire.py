@@ -1,5 +1,6 @@
 """What is read from a request: the few fields that are routed on. The rest of the body stays bytes."""
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -222,3 +223,22 @@ WANTED = frozenset(
 """The request headers that are looked at; everything else is not even copied."""
 
 KINDS_THAT_STREAM = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES})
+
+
+def request_id(given: bytes | None) -> str:
+    """The client's id if it is printable ASCII of at most 128 characters, else a fresh one."""
+    if given and len(given) <= 128 and given.isascii():
+        text = given.decode()
+        if text.isprintable() and " " not in text:
+            return text
+    return f"{random.getrandbits(128):032x}"
+
+
+def trace(headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+    """The client's trace context, as it came."""
+    out = []
+    for name in (b"traceparent", b"tracestate"):
+        value = headers.get(name)
+        if value is not None and value.isascii() and value.decode().isprintable():
+            out.append((name.decode(), value.decode()))
+    return tuple(out)

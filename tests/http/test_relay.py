@@ -160,7 +160,7 @@ async def test_a_request_id_that_no_log_should_hold_is_replaced() -> None:
 async def test_headers_say_how_long_each_phase_took() -> None:
     async with running() as site, site.chat(max_tokens=1) as answer:
         names = [part.split(";")[0].strip() for part in answer.headers["server-timing"].split(",")]
-        assert names == ["validate", "queue", "prefill"]
+        assert names == ["validate", "admit", "queue", "prefill"]
 
 
 async def test_two_requests_use_one_connection_and_a_refusal_keeps_it() -> None:
