@@ -56,10 +56,12 @@ class Answers:
             known = self._prices[weight] = prices(weight, self.output_ratio)
         return known
 
+    def curious(self, at: float) -> bool:
+        """Whether to learn from an answer that ends now. When many come, most are skipped."""
+        return at - self._learned_at >= LEARN_EVERY_S
+
     def ended(self, kind: Kind, usage: Usage, cut_short: bool, at: float) -> None:
-        """An answer is over; `cut_short`: not by the model's own will. When many come, most are skipped."""
-        if at - self._learned_at < LEARN_EVERY_S:
-            return
+        """An answer is over; `cut_short`: not by the model's own will."""
         self._learned_at = at
         if usage.completion_tokens > 0:
             self.lengths.add(kind, usage.completion_tokens, cut_short)

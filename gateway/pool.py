@@ -122,6 +122,7 @@ class Pool:
         self.answers = Answers()
         self._every_feature = False
         self._everyone: dict[Kind, tuple[int, ...]] = {}  # all positions, by the APIs that every member serves
+        self._planners: tuple[Member, ...] = ()  # who plans while everyone is fine, in this order
 
     def __repr__(self) -> str:
         up = sum(1 for member in self.members if member.backend)
@@ -146,8 +147,12 @@ class Pool:
         Raises Unservable, naming the field that none can honour.
         """
         everyone = self._everyone.get(kind)
-        if everyone and not (wanted or tried) and all(member.fine for member in self.members):
-            return everyone
+        if everyone and not (wanted or tried):
+            for member in self.members:
+                if not member.fine:
+                    break
+            else:
+                return everyone
         at = now()
         able = self._able(kind, wanted, [member for member in self.members if member.usable(at)], at)
         fresh = [member for member in able if member.position not in tried]
@@ -183,8 +188,7 @@ class Pool:
 
     async def plan(self, prompt: Prompt, positions: tuple[int, ...]) -> Plan:
         """A plan by the first member that has the tokenizer, else by the first. Raises Refused, Unservable."""
-        members = [self.members[i] for i in positions]
-        members.sort(key=lambda member: not _bundle(member).tokenizer)
+        members = self._planners if len(positions) == len(self._planners) else self._in_order(positions)
         for member in members:
             if (backend := member.backend) is None:
                 continue
@@ -194,6 +198,11 @@ class Pool:
                 log.warning("%s could not plan: %s", member.config.name, error)
                 member.lost(now())
         raise Unservable(Refusal(Reason.NO_BACKEND, f"no backend of {self.model} is up", None, 1.0))
+
+    def _in_order(self, positions: Iterable[int]) -> tuple[Member, ...]:
+        """Those who have the tokenizer come first: their counts are exact."""
+        members = [self.members[position] for position in positions]
+        return tuple(sorted(members, key=lambda member: not _bundle(member).tokenizer))
 
     async def keep(self, member: Member) -> None:
         """Connect a member, watch it, and connect it again when it is lost; for ever."""
@@ -226,6 +235,7 @@ class Pool:
         self._every_feature = all(EVERY_FEATURE in _bundle(m).features for m in self.members if m.backend)
         kinds = [_bundle(m).kinds for m in self.members if m.backend]
         all_of_them = tuple(range(len(self.members)))
+        self._planners = self._in_order(all_of_them)
         self._everyone = {kind: all_of_them for kind in Kind if all(kind.value in served for served in kinds)}
         self.declare(self.share())
         log.info("backend %s of %s is up: %s", backend.name, self.model, backend.bundle)

@@ -7,7 +7,6 @@ import uvicorn
 from litestar import Litestar
 
 from gateway.config import ServerConfig
-from gateway.http.front import Front
 from gateway.http.protocol import FrontProtocol
 from gateway.trunk import Trunk
 
@@ -34,12 +33,13 @@ class Server(uvicorn.Server):
 
 def uvicorn_config(app: Litestar, server: ServerConfig) -> uvicorn.Config:
     """How uvicorn is set up for us. `FrontProtocol` takes its limit from the same section."""
-    protocol = type("Front", (FrontProtocol,), {"header_s": server.header_s})
+    relays = {path.encode(): relay for path, relay in app.state.relays.items()}
+    protocol = type("Front", (FrontProtocol,), {"header_s": server.header_s, "relays": relays})
     files: dict[str, Any] = {}
     if server.tls_cert_file:
         files = {"ssl_certfile": server.tls_cert_file, "ssl_keyfile": server.tls_key_file}
     return uvicorn.Config(
-        Front(app, app.state.relays),
+        app,
         interface="asgi3",
         host=server.host,
         port=server.port,

@@ -47,8 +47,9 @@ class Ticker:
             what.cut(refusal)
 
     def add(self, what: Live) -> None:
+        if not self._live:
+            self._idle.clear()
         self._live[what] = None
-        self._idle.clear()
         if self._handle is None:
             self._handle = self._loop.call_later(PERIOD_S, self._tick)
 

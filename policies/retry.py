@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 _TRACE = 0.01  # what fades never quite reaches zero
+_STEP = 0.01  # of `memory_s`: fading less than this at once is not worth an exponential
 
 
 class RetryRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +55,7 @@ class RetryBudget:
         return max(float(self.rule.burst), self.rule.share * self._requests)
 
     def _fade(self, at: float) -> None:
-        if at > self._at:
+        if at - self._at > _STEP * self.rule.memory_s:
             left = math.exp((self._at - at) / self.rule.memory_s)
             self._requests *= left
             self._retries *= left

@@ -1,18 +1,21 @@
 """Our side of uvicorn's HTTP/1.1 protocol: cheaper on the hot path, and stricter with clients.
 
-A response's head waits for its first body bytes and leaves with them: one packet, one system call. A connection has one
-timer over all its requests. What uvicorn does with the parser, flow control and pipelining stays uvicorn's.
+The inference APIs get their requests from here without ASGI between: no scope, no messages, no routing. A response's
+head waits for its first body bytes and leaves with them: one packet, one system call. A connection has one timer over
+all its requests. What uvicorn does with the parser, flow control and pipelining stays uvicorn's.
 """
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.http.relay import ABORT
+from gateway.http.line import ABORT, Header
+from gateway.http.relay import Relay
 
 MOST_HEAD_BYTES = 65_536
 JOINED_BYTES = 65_536  # up to this size a body is copied behind its head
@@ -46,22 +49,80 @@ class Signal:
 
 
 class Cycle(RequestResponseCycle):
-    """One request and its response. Only `send` is ours."""
+    """One request and its response: a `Line` for a relay, `receive` and `send` for an ASGI application.
+
+    `relay` is whose request it is, None for the application's.
+    """
 
     _head = b""
 
-    def __init__(self, protocol: "FrontProtocol", keep_alive: bool) -> None:
-        self.scope = protocol.scope
+    def __init__(self, protocol: "FrontProtocol", relay: Relay | None) -> None:
+        self.headers, self.relay = protocol.headers, relay
         self.transport, self.flow, self.logger = protocol.transport, protocol.flow, protocol.logger
         self.on_response = protocol.on_response_complete
         self.message_event = Signal()  # type: ignore[assignment]
-        self.keep_alive = keep_alive
+        self.keep_alive: bool = protocol.parser.get_http_version() != "1.0" and protocol.parser.should_keep_alive()
         self.waiting_for_100_continue = protocol.expect_100_continue
         self.disconnected = self.response_started = self.response_complete = False
         self.body = bytearray()
         self.more_body = True
         self.chunked_encoding = None
         self.expected_content_length = 0
+        self.without_body = False  # an answer to HEAD
+
+    # a relay's side
+
+    @property
+    def full(self) -> bool:
+        return self.flow.write_paused and not (self.disconnected or self.response_complete)
+
+    async def read(self) -> tuple[bytes, bool] | None:
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not (self.disconnected or self.response_complete):
+            self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return None
+        body, self.body = bytes(self.body), bytearray()
+        return body, self.more_body
+
+    async def gone(self) -> None:
+        while await self.read() is not None:
+            pass
+
+    def start(self, status: int, headers: list[Header], length: int = -1, close: bool = False) -> None:
+        if self.disconnected:
+            return
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        if close:
+            self.keep_alive = False
+        self.chunked_encoding = length < 0
+        framing = b"transfer-encoding: chunked\r\n" if length < 0 else b"content-length: %d\r\n" % length
+        self.expected_content_length = max(0, length)
+        head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers], framing])
+        if not head.count(b"\n") == head.count(b"\r") == len(headers) + 2:
+            raise RuntimeError("a header holds a line break")
+        self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+
+    def write(self, data: bytes, more: bool) -> None:
+        if not self.disconnected:
+            self._body(data, more)
+
+    async def drain(self) -> None:
+        await self.flow.drain()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def hang_up(self) -> None:
+        if not (self.response_complete or self.disconnected):
+            self.transport.close()
+
+    # an application's side
 
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:
@@ -89,7 +150,7 @@ class Cycle(RequestResponseCycle):
             parts.append(b"%b: %b\r\n" % (name, value))
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
-        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
+        if self.chunked_encoding is None and not self.without_body and status not in (204, 304):
             self.chunked_encoding = True
             parts.append(b"transfer-encoding: chunked\r\n")
         head = b"".join(parts)
@@ -100,7 +161,7 @@ class Cycle(RequestResponseCycle):
     def _body(self, body: bytes, more: bool) -> None:
         if not self.response_started or self.response_complete:
             raise RuntimeError("body bytes before a response's start or after its end")
-        if self.scope["method"] == "HEAD":
+        if self.without_body:
             body, self.expected_content_length = b"", 0
         elif self.chunked_encoding:
             if body:
@@ -130,13 +191,16 @@ class Cycle(RequestResponseCycle):
 
 
 class FrontProtocol(HttpToolsProtocol):
-    """A connection. Offers the `signalbox.abort` scope extension; cuts off heads that are too late or too large.
+    """A connection. Takes the requests of `relays`, by path, to them and all others to the application.
+
+    Offers the `signalbox.abort` scope extension; cuts off heads that are too late or too large.
 
     `header_s` bounds a request's head from its first byte, and a new connection's silence. An idle connection is closed
     after uvicorn's `timeout_keep_alive`. Both are looked at by one timer, which a request neither starts nor stops.
     """
 
     header_s = 10.0
+    relays: Mapping[bytes, Relay] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -167,36 +231,47 @@ class FrontProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._since, self._waits_s = self.loop.time(), self.header_s
-        self.scope = {  # type: ignore[typeddict-item]
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        method = self.parser.get_method()
+        relay = self.relays.get(self.url) if method == b"POST" else None
+        before = self.cycle
+        cycle = self.cycle = Cycle(self, relay)
+        if relay is None:
+            cycle.scope = self._scope(method)
+            cycle.without_body = method == b"HEAD"
+        if before is None or before.response_complete:
+            self._begin(cycle)
+        else:  # pipelined: it waits for the one before
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def _begin(self, cycle: Any) -> None:
+        if cycle.relay is None:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            cycle.relay.serve(cycle)
+
+    def _scope(self, method: bytes) -> Any:
+        url = httptools.parse_url(self.url)
+        raw_path = url.path or b"/"
+        return {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": "1.1",
+            "http_version": self.parser.get_http_version(),
+            "method": method.decode("ascii"),
             "server": self.server,
             "client": self.client,
             "scheme": self.scheme or "http",
             "root_path": "",
+            "raw_path": raw_path,
+            "path": _unquoted(raw_path),
+            "query_string": url.query or b"",
             "headers": self.headers,
             "state": self.app_state.copy(),
-            "extensions": self._extensions,  # type: ignore[typeddict-item]
+            "extensions": self._extensions,
         }
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        scope, version = self.scope, self.parser.get_http_version()
-        scope["method"] = self.parser.get_method().decode("ascii")
-        scope["http_version"] = version
-        url = httptools.parse_url(self.url)
-        raw_path = url.path or b"/"
-        scope["raw_path"] = raw_path
-        scope["path"] = _unquoted(raw_path)
-        scope["query_string"] = url.query or b""
-        before = self.cycle
-        self.cycle = Cycle(self, version != "1.0" and self.parser.should_keep_alive())
-        if before is None or before.response_complete:
-            self._start_asgi_task(self.cycle, self.app)
-        else:  # pipelined: it waits for the one before
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -204,7 +279,7 @@ class FrontProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._begin(self.pipeline.pop()[0])
         elif not self._in_head:
             self._since, self._waits_s = self.loop.time(), self.timeout_keep_alive
 

@@ -9,12 +9,13 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from litestar.types import Message, Receive, Scope, Send
+from litestar.types import Receive, Scope, Send
 
 from backends.protocol import Chunk, Kind, Prompt
 from gateway.clock import now
 from gateway.exchange import Exchange, Failed, Job
 from gateway.http import errors, wire
+from gateway.http.line import AsgiLine, Header, Line
 from gateway.telemetry.phases import server_timing
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
@@ -28,8 +29,6 @@ WATCH_AFTER_S = 0.03  # most short requests end before they need a watcher
 _JSON = (b"content-type", b"application/json")
 _SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 _NO_CACHE = (b"cache-control", b"no-cache")
-ABORT = "signalbox.abort"
-"""Scope extension of our own server: closes the connection at once, unsent bytes and all."""
 _KEEP_ALIVE = b": keep-alive\n\n"
 _GONE = Refusal(Reason.CLIENT_GONE, "the client went away")
 _STALLED = Refusal(Reason.CLIENT_GONE, "the client did not read its answer")
@@ -44,23 +43,34 @@ class Relay:
         self.trunk, self.kind = trunk, kind
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        return _Request(self.trunk, self.kind, receive, send).run(scope)
+        """As an ASGI application."""
+        return self._run(AsgiLine(scope, receive, send))
+
+    def serve(self, line: Line) -> None:
+        """Answer what comes over this line, in a task of its own. It is cut when the trunk ends."""
+        request = _Request(self.trunk, self.kind, line)
+        request.begin(asyncio.get_running_loop().create_task(request.run()))
+
+    async def _run(self, line: Line) -> None:
+        request = _Request(self.trunk, self.kind, line)
+        task = asyncio.current_task()
+        assert task is not None
+        request.begin(task)
+        await request.run()
 
 
 class _Request:
     """One request on the wire. `tick` and `cut` come from outside its task; the rest runs in it."""
 
     __slots__ = (
-        "_abort",
         "_body_by",
         "_end_by",
         "_keep_alive_s",
         "_kind",
+        "_line",
         "_pinging",
         "_reading",
-        "_receive",
         "_request_id",
-        "_send",
         "_sending_since",
         "_sent_at",
         "_service",
@@ -74,8 +84,8 @@ class _Request:
         "exchange",
     )
 
-    def __init__(self, trunk: Trunk, kind: Kind, receive: Receive, send: Send) -> None:
-        self._trunk, self._kind, self._receive, self._send = trunk, kind, receive, send
+    def __init__(self, trunk: Trunk, kind: Kind, line: Line) -> None:
+        self._trunk, self._kind, self._line = trunk, kind, line
         self.exchange = Exchange(trunk, now())
         self.exchange.api = kind
         self._request_id = ""
@@ -92,18 +102,17 @@ class _Request:
     def __repr__(self) -> str:
         return f"<Request {self._request_id or 'unread'} {self.exchange!r}>"
 
-    async def run(self, scope: Scope) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def begin(self, task: asyncio.Task[None]) -> None:
+        """From now on it is looked at; `task` is where `run` runs."""
         self._task = task
-        extensions: Any = scope.get("extensions") or {}
-        self._abort = extensions.get(ABORT, _nothing)
         received = self.exchange.received_at
         self._body_by, self._watch_from = received + self._trunk.config.server.body_s, received + WATCH_AFTER_S
         self._trunk.ticker.add(self)
+
+    async def run(self) -> None:
         refusal: Refusal | None = Refusal(Reason.INTERNAL, "an error inside the gateway")
         try:
-            refusal = await self._guarded(scope)
+            refusal = await self._guarded()
         except asyncio.CancelledError:
             refusal = self._stopped or _GONE
             if refusal is not _STALLED:
@@ -112,14 +121,15 @@ class _Request:
         finally:
             self.exchange.finish(refusal)
             self._trunk.ticker.discard(self)
+            self._line.hang_up()
             for helper in (self._watcher, self._pinging):
                 if helper is not None:
                     helper.cancel()
 
-    async def _guarded(self, scope: Scope) -> Refusal | None:
+    async def _guarded(self) -> Refusal | None:
         """The answer, or the reason why there is none, told to the client if it is still there."""
         try:
-            await self._answer(scope)
+            await self._answer()
         except wire.Malformed as error:
             failed = Failed(error.refusal)
         except Failed as error:
@@ -152,7 +162,7 @@ class _Request:
             self.cut(_EXPIRED)
         if self._sending_since and now - self._sending_since > self._stall_s():
             self._stopped = _STALLED
-            self._abort()
+            self._line.abort()
             self._task.cancel()
         elif self._keep_alive_s and self._pinging is None and not self._sending_since:
             last = self._sent_at or self.exchange.received_at
@@ -170,22 +180,20 @@ class _Request:
         return 1.0 if self._stopped else self._trunk.config.server.stall_s
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await self._line.gone()
         self.cut(_GONE)
 
     async def _ping(self) -> None:
         """A comment through a silence, for proxies that close idle connections. Gives up the honest status."""
-        self._sent_at = now()
         if not self._started:
-            await self._start(200, [_SSE, _NO_CACHE])
+            self._start(200, [_SSE, _NO_CACHE])
         await self._write(_KEEP_ALIVE)
         self._pinging = None
 
     # -- request in -------------------------------------------------------------------------------------------------
 
-    async def _answer(self, scope: Scope) -> None:
-        headers = {name: value for name, value in scope["headers"] if name in wire.WANTED}
+    async def _answer(self) -> None:
+        headers = dict(self._line.headers)
         self._request_id = self.exchange.request_id = wire.request_id(headers.get(b"x-request-id"))
         tenant = self.exchange.tenant = self._authenticate(headers)
         if self._trunk.draining:
@@ -220,11 +228,9 @@ class _Request:
         parts: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
+            if (read := await self._line.read()) is None:
                 raise Failed(_GONE)
-            part = message.get("body", b"")
-            self._reading = message.get("more_body", False)
+            part, self._reading = read
             size += len(part)
             if size > limit:
                 raise _too_large(limit)
@@ -270,7 +276,7 @@ class _Request:
     async def _pump(self, chunk: Chunk | None) -> None:
         """Engine chunk to socket, one write each. A reader that is too slow holds the engine's pipe, then is cut."""
         if not self._started:
-            await self._start(200, [_SSE, _NO_CACHE])
+            self._start(200, [_SSE, _NO_CACHE])
         while chunk is not None and not chunk.last:
             if chunk.data:
                 await self._write(chunk.data)
@@ -285,7 +291,7 @@ class _Request:
             chunk = None if chunk.last else await self.exchange.next()
         self.exchange.engine_done()
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        await self._start(200, [_JSON, (b"content-length", b"%d" % len(body))])
+        self._start(200, [_JSON], len(body))
         await self._write(body, more=False)
 
     async def _say_no(self, failed: Failed) -> None:
@@ -298,10 +304,8 @@ class _Request:
                 await self._write(errors.terminal_event(self._kind, refusal, self.exchange.usage_so_far()), more=False)
             return
         body = failed.body or errors.body_of(self._kind, refusal)
-        headers = [_JSON, (b"content-length", b"%d" % len(body)), *errors.headers_of(refusal)]
-        if refusal.reason in _UNREAD:
-            headers.append((b"connection", b"close"))
-        await self._start(failed.status or errors.STATUS[refusal.reason], headers)
+        status = failed.status or errors.STATUS[refusal.reason]
+        self._start(status, [_JSON, *errors.headers_of(refusal)], len(body), refusal.reason in _UNREAD)
         lingers = self._reading and refusal.reason in _UNREAD and refusal.reason is not Reason.TOO_SLOW
         await self._write(body, more=lingers)
         if lingers:
@@ -312,10 +316,10 @@ class _Request:
         """Take in for a moment what is still sent: else the client reads a reset, not the refusal, and tries again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(LINGER_S, max(0.0, self._body_by - now()))):
-                while (await self._receive()).get("more_body"):
+                while (read := await self._line.read()) is not None and read[1]:
                     pass
 
-    async def _start(self, status: int, headers: errors.Headers) -> None:
+    def _start(self, status: int, headers: list[Header], length: int = -1, close: bool = False) -> None:
         self._started = True
         self.exchange.status = status
         headers.append((b"x-request-id", self._request_id.encode()))
@@ -324,15 +328,17 @@ class _Request:
             headers.append((b"server-timing", server_timing(self.exchange, now())))
         if self.exchange.quota is not None:
             headers.extend(errors.quota_headers(self.exchange.quota))
-        await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+        self._line.start(status, headers, length, close)
 
     async def _write(self, data: bytes, more: bool = True) -> None:
-        await self._deliver({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _deliver(self, message: Message) -> None:
-        self._sending_since = now()
-        await self._send(message)
-        self._sent_at, self._sending_since = self._sending_since, 0.0
+        line = self._line
+        line.write(data, more)
+        if self._keep_alive_s:
+            self._sent_at = now()
+        if line.full:
+            self._sending_since = now()
+            await line.drain()
+            self._sending_since = 0.0
 
 
 _UNREAD = frozenset({Reason.TOO_LARGE, Reason.TOO_SLOW, Reason.UNSUPPORTED_MEDIA_TYPE, Reason.UNAUTHENTICATED})
@@ -351,10 +357,6 @@ def _check_media(headers: Mapping[bytes, bytes]) -> None:
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         what = "a compressed body is not accepted"
         raise Failed(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, what, "content-encoding"))
-
-
-def _nothing() -> None:
-    """In place of an abort, under a server that offers none."""
 
 
 def _job(received_at: float, goal: Objective, job: Job) -> Job:
