@@ -275,9 +275,8 @@ def _head(pool: Pool, path: str, authorization: str, streamed: bool) -> bytes:
 
 def _forwarded(headers: tuple[tuple[str, str], ...]) -> bytes:
     """The client's headers that go on; never ours, and none that could end a line."""
-    lines = [f"{name}: {value}\r\n" for name, value in headers if name not in _OURS and _plain(name) and _plain(value)]
-    return "".join(lines).encode()
-
-
-def _plain(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable()
+    kept = [pair for pair in headers if pair[1] and pair[0] not in _OURS]
+    whole = "".join([name + value for name, value in kept])
+    if not (whole.isascii() and whole.isprintable()):
+        kept = [(name, value) for name, value in kept if (both := name + value).isascii() and both.isprintable()]
+    return "".join([f"{name}: {value}\r\n" for name, value in kept]).encode()

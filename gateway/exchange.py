@@ -192,7 +192,7 @@ class Exchange:
             if event is None:
                 event = Event.FAIL if self.state is State.STREAMING or refusal.reason in _FAULTS else Event.REFUSE
             self.state = step(self.state, event)
-        if self.job is not None and self.started_at:
+        if self.job is not None and self.started_at and self.job.pool.answers.curious(at):
             limit = self.plan.output_limit if self.plan else 0
             usage = self.usage_so_far()
             cut_short = self.state is not State.DONE or 0 < limit <= usage.completion_tokens
@@ -325,6 +325,8 @@ class Exchange:
 
     def _let_go(self, ran: bool) -> None:
         """Give back the lease and hand the stream to the reaper. Idempotent."""
+        if self.place is None and self.stream is None and not self.leased:
+            return
         place, self.place = self.place, None
         if place is not None:
             tokens = self.usage.completion_tokens if self.usage else self.chunks

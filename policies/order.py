@@ -24,7 +24,5 @@ class Order(Struct, frozen=True, forbid_unknown_fields=True):
         """In ms after now, for a ticket whose first token is due in `waits_ms`; FCFS_KEY for the order of arrival."""
         if self.kind == "fcfs":
             return FCFS_KEY
-        due_ms = min(max(waits_ms, 0), NO_DEADLINE_MS)
-        if self.kind == "edf":
-            return due_ms
-        return due_ms + round(self.alpha_ms * uncached_tokens)
+        due_ms = waits_ms if 0 <= waits_ms <= NO_DEADLINE_MS else 0 if waits_ms < 0 else NO_DEADLINE_MS
+        return due_ms if self.kind == "edf" else due_ms + int(self.alpha_ms * uncached_tokens + 0.5)

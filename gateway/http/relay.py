@@ -20,7 +20,7 @@ from gateway.telemetry.phases import server_timing
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
 from policies.reasons import Reason, Refusal
-from policies.types import Objective, ServiceClass
+from policies.types import ServiceClass
 
 log = logging.getLogger(__name__)
 
@@ -255,6 +255,7 @@ class _Request:
         goal = wire.objective(service, headers)
         if seen.model != pool.model:
             body = wire.with_model(body, pool.model)
+        first_by, end_by = wire.due(goal, self.exchange.received_at)
         prompt = Prompt(
             kind=self._kind,
             model=pool.model,
@@ -269,7 +270,7 @@ class _Request:
             trace=wire.trace(headers) if b"traceparent" in headers else (),
         )
         wanted = {} if pool.every_feature else wire.features(body)
-        return _job(self.exchange.received_at, goal, Job(tenant, service, pool, prompt, wanted))
+        return Job(tenant, service, pool, prompt, wanted, first_by, end_by, goal.tpot_ms)
 
     # -- answer out -------------------------------------------------------------------------------------------------
 
@@ -350,18 +351,11 @@ def _too_large(limit: int) -> Failed:
 
 
 def _check_media(headers: Mapping[bytes, bytes]) -> None:
-    media = headers.get(b"content-type", b"application/json").split(b";", 1)[0].strip().lower()
-    if media != b"application/json":
+    media = headers.get(b"content-type", b"application/json")
+    if media != b"application/json" and media.split(b";", 1)[0].strip().lower() != b"application/json":
         what = "content-type: application/json is needed"
         raise Failed(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, what, "content-type"))
-    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+    coding = headers.get(b"content-encoding")
+    if coding is not None and coding.strip().lower() != b"identity":
         what = "a compressed body is not accepted"
         raise Failed(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, what, "content-encoding"))
-
-
-def _job(received_at: float, goal: Objective, job: Job) -> Job:
-    first_by = received_at + goal.ttft_ms / 1000 if goal.ttft_ms else 0.0
-    end_by = received_at + goal.total_ms / 1000 if goal.total_ms else 0.0
-    if end_by and (not first_by or end_by < first_by):
-        first_by = end_by
-    return Job(job.tenant, job.service, job.pool, job.prompt, job.wanted, first_by, end_by, goal.tpot_ms)

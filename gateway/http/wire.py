@@ -181,6 +181,13 @@ def objective(service: ServiceClass, headers: Mapping[bytes, bytes]) -> Objectiv
     return Objective(ttft, tpot, total)
 
 
+def due(goal: Objective, received_at: float) -> tuple[float, float]:
+    """By when the first token and the end are due, in seconds of the clock of `received_at`; 0 is no deadline."""
+    first_by = received_at + goal.ttft_ms / 1000 if goal.ttft_ms else 0.0
+    end_by = received_at + goal.total_ms / 1000 if goal.total_ms else 0.0
+    return (end_by if end_by and (not first_by or end_by < first_by) else first_by), end_by
+
+
 def _sdk_timeout_ms(raw: bytes | None) -> int:
     """The SDK sends whatever its user set, in seconds; what is no positive number bounds nothing."""
     try:
