@@ -6,8 +6,7 @@ It writes the response itself, since a framework's streaming response may never 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from litestar.types import Receive, Scope, Send
 
@@ -42,21 +41,18 @@ class Relay:
     def __init__(self, trunk: Trunk, kind: Kind) -> None:
         self.trunk, self.kind = trunk, kind
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As an ASGI application."""
-        return self._run(AsgiLine(scope, receive, send))
+        task = asyncio.current_task()
+        assert task is not None
+        request = _Request(self.trunk, self.kind, AsgiLine(scope, receive, send))
+        request.begin(task)
+        await request.run()
 
     def serve(self, line: Line) -> None:
         """Answer what comes over this line, in a task of its own. It is cut when the trunk ends."""
         request = _Request(self.trunk, self.kind, line)
         request.begin(asyncio.get_running_loop().create_task(request.run()))
-
-    async def _run(self, line: Line) -> None:
-        request = _Request(self.trunk, self.kind, line)
-        task = asyncio.current_task()
-        assert task is not None
-        request.begin(task)
-        await request.run()
 
 
 class _Request:
