@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway import __version__, explain, explain_options, tenants_command, workers
+from gateway import __version__, explain, explain_options, further, tenants_command, workers
 from gateway.app import build
 from gateway.checkup import checkup
 from gateway.config import Config, ConfigError, check, load
@@ -26,7 +26,8 @@ DEFAULT_FILE = Path("config.toml")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. What the operator can mend is one line on standard error."""
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = _parser(words[0] if words else "").parse_args(words)
     try:
         code: int = args.command(args)
     except (ConfigError, UpstreamError) as error:
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str) -> argparse.ArgumentParser:
+    """All commands; those of other packages only if one of them or none of ours is `wanted`."""
     parser = argparse.ArgumentParser(prog="signalbox", description="A gateway and scheduler in front of LLM engines.")
     parser.add_argument("--version", action="version", version=f"signalbox {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -73,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     explains.set_defaults(command=_explain)
     _add_config(explains)
     explain_options.add_arguments(explains)
+    if wanted not in commands.choices:
+        further.add_commands(commands, wanted)
     return parser
 
 
