@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _bench(args: argparse.Namespace) -> int:
     try:
-        found = asyncio.run(_run(args))
+        found = asyncio.run(_run(args, goodput_options.wish(args), goodput_options.target(args)))
     except (OptionError, TraceError) as error:
         print(f"signalbox: {error}", file=sys.stderr)
         return 2
@@ -53,9 +53,8 @@ def _bench(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _run(args: argparse.Namespace) -> Report:
+async def _run(args: argparse.Namespace, wanted: Wish, target: Target) -> Report:
     """All runs, written as the options say."""
-    wanted, target = goodput_options.wish(args), goodput_options.target(args)
     target, context, words, counted_by = await _met(target, args)
     plan = Plan(
         target=target,
