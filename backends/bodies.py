@@ -67,6 +67,7 @@ _DEFAULTS = {
     "repetition_penalty": _ONE,
     "response_format": frozenset({b'{"type":"text"}', b'{"type": "text"}'}),
     "tool_choice": frozenset({b'"none"', b'"auto"'}),
+    "temperature": _ONE,
     "top_k": frozenset({b"-1", b"0"}),
     "top_logprobs": frozenset({b"0"}),
     "top_p": _ONE,

@@ -13,7 +13,8 @@ class Feature(enum.StrEnum):
     AUDIO = "audio"
     ECHO = "echo"
     SUFFIX = "suffix"
-    PROMPTS = "prompts"  # several prompts, or token ids, in one completion request
+    PROMPTS = "prompts"  # several prompts in one completion request
+    TOKEN_IDS = "token_ids"  # noqa: S105 - a completion's prompt as token ids
     REASONING = "reasoning"
 
 

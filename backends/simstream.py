@@ -125,17 +125,3 @@ class SimulatedStream:
     def lose(self, why: str) -> None:
         self._lost = why
         self.wake()
-
-
-class ReadyStream:
-    """An answer that took no engine."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body: bytes | None = body
-
-    async def next(self) -> Chunk | None:
-        body, self._body = self._body, None
-        return None if body is None else Chunk(body, 0, Usage(), last=True)
-
-    async def aclose(self) -> None:
-        self._body = None

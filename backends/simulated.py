@@ -10,10 +10,11 @@ from msgspec import Meta
 from backends.bundle import Bundle
 from backends.features import Feature
 from backends.protocol import BackendError, Gauge, Kind, Limits, Plan, Prompt
+from backends.ready import Ready
 from backends.simclock import Clockwork
 from backends.simengine import Engine, Shape, StepTime
 from backends.simplan import Job, Planner
-from backends.simstream import ReadyStream, SimulatedStream
+from backends.simstream import SimulatedStream
 
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -90,7 +91,7 @@ class SimulatedBackend:
     async def plan(self, prompt: Prompt) -> Plan:
         return self._planner.plan(prompt)
 
-    async def open(self, plan: Plan) -> SimulatedStream | ReadyStream:
+    async def open(self, plan: Plan) -> SimulatedStream | Ready:
         job = plan.work
         if plan.maker != self.name or not isinstance(job, Job):
             raise BackendError(f"{self.name} did not make this plan, or it has been closed")
@@ -99,7 +100,7 @@ class SimulatedBackend:
         prompt = plan.prompt
         request_id = prompt.request_id or f"{self.name}-{self._opened}"
         if job.ready is not None:
-            return ReadyStream(job.ready)
+            return Ready(job.ready)
         return SimulatedStream(self._clockwork, job, prompt, request_id, self.name)
 
     async def gauge(self) -> Gauge:

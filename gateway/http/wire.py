@@ -132,7 +132,8 @@ def features(body: bytes) -> dict[Feature, str]:
         found.setdefault(Feature.AUDIO, "messages")
     prompt = bytes(fields.get("prompt", b""))
     if prompt.startswith(b"["):
-        found.setdefault(Feature.PROMPTS, "prompt")
+        flat = prompt[1:16].lstrip()[:1].isdigit()
+        found.setdefault(Feature.TOKEN_IDS if flat else Feature.PROMPTS, "prompt")
     return found
 
 

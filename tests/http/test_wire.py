@@ -96,6 +96,8 @@ def test_stream_options_of_another_type_are_named(options: str) -> None:
         (', "messages": [{"content": [{"type": "image_url", "image_url": {}}]}]', {Feature.IMAGES: "messages"}),
         (', "messages": [{"content": [{"type": "input_audio"}]}]', {Feature.AUDIO: "messages"}),
         (', "prompt": ["a", "b"]', {Feature.PROMPTS: "prompt"}),
+        (', "prompt": [[1, 2], [3]]', {Feature.PROMPTS: "prompt"}),
+        (', "prompt": [ 1, 2]', {Feature.TOKEN_IDS: "prompt"}),
         (', "prompt": "[a"', {}),
     ],
 )
