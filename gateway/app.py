@@ -18,15 +18,19 @@ from gateway.http.ops import ops_routes
 from gateway.http.problems import HANDLERS
 from gateway.http.relay import Relay
 from gateway.http.routes import api_routes
+from gateway.http.scrape import scrape_route
+from gateway.telemetry.metrics_sheet import Board
 from gateway.trunk import Trunk
 
 
-def build(config: Config) -> Litestar:
+def build(config: Config, board: Board | None = None) -> Litestar:
     """The application for one process: `app.state.trunk` is its Trunk, `app.state.relays` the inference APIs by path.
+
+    `board` is where it counts together with the gateway's other processes.
 
     The lifespan starts and ends the trunk.
     """
-    trunk = Trunk(config)
+    trunk = Trunk(config, board)
     relays = {PATHS[kind]: Relay(trunk, kind) for kind in Kind}
 
     @asynccontextmanager
@@ -40,7 +44,7 @@ def build(config: Config) -> Litestar:
 
     admin = Router("/", route_handlers=[TenantRoutes], include_in_schema=bool(trunk.tenants.admin))
     return Litestar(
-        route_handlers=[*api_routes(trunk, relays), *ops_routes(trunk), admin],
+        route_handlers=[*api_routes(trunk, relays), *ops_routes(trunk), scrape_route(trunk), admin],
         lifespan=[lifespan],
         exception_handlers=HANDLERS,
         state=State({"trunk": trunk, "relays": relays}),

@@ -12,6 +12,7 @@ from backends.openai import OpenAI
 from backends.simulated import Simulated
 from backends.vllm import Vllm
 from gateway.queue.client import Store
+from gateway.telemetry.metrics import MetricsConfig
 from policies.order import Order
 from policies.quota import Limit, TenantLimits
 from policies.types import ServiceClass
@@ -126,6 +127,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     store: Store = Store()
     order: Order = Order()
+    metrics: MetricsConfig = MetricsConfig()
     default_class: str = "standard"
     classes: tuple[ServiceClass, ...] = field(name="class", default=DEFAULT_CLASSES)
     tenants: tuple[TenantConfig, ...] = field(name="tenant", default=())

@@ -1,15 +1,21 @@
 """One timer for all live requests: late watchers, deadlines, stalls. It runs only while there is a request."""
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from policies.reasons import Refusal
+
+if TYPE_CHECKING:
+    from gateway.exchange import Exchange
 
 PERIOD_S = 0.02
 
 
 class Live(Protocol):
     """A request between its first byte and its end."""
+
+    @property
+    def exchange(self) -> "Exchange": ...
 
     def tick(self, now: float) -> None:
         """Look at the clock: `now` is the loop's time in seconds."""

@@ -10,6 +10,10 @@ from gateway.pool import Member, Pool
 from gateway.queue.client import Queue
 from gateway.reaper import Reaper
 from gateway.supervisor import Supervisor
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics_sampler import Sampler
+from gateway.telemetry.metrics_sheet import Board
+from gateway.telemetry.metrics_text import Scrape
 from gateway.telemetry.watcher import Watchers
 from gateway.tenants import Tenant, Tenants
 from gateway.ticker import Ticker
@@ -28,8 +32,10 @@ class Trunk:
     Made anywhere; `start` and `aclose` belong to the event loop that serves.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, board: Board | None = None) -> None:
+        """`board` is where the gateway's processes count together; without one it is this process's alone."""
         self.config = config
+        self.metrics = Metrics(board or Board(), config.metrics)
         self.tenants = Tenants(config)
         self.classes: dict[str, ServiceClass] = {one.name: one for one in config.classes}
         self.by_rank = sorted(config.classes, key=lambda one: one.rank)
@@ -41,10 +47,12 @@ class Trunk:
         self.retries = RetryBudget()
         self.draining = False
         self.watchers = Watchers()
+        self.watchers.add(self.metrics)
         self._keepers: list[asyncio.Task[None]] = []
         self.ticker: Ticker
         self.queue: Queue
         self.keyring: Keyring
+        self.scrape: Scrape
 
     def __repr__(self) -> str:
         live = len(self.ticker) if hasattr(self, "ticker") else 0
@@ -61,12 +69,16 @@ class Trunk:
         """Bring up the queue, then the backends side by side; returns while backends may still be coming up."""
         self.ticker = Ticker()
         self.queue = await Queue.connect(self.config.store, self.supervisor)
+        self.queue.turns.turned = self.metrics.turned
         self.keyring = Keyring(self.queue.turns.target, self.tenants)
         try:
             await self.keyring.start(self.supervisor)
         except BaseException:
             await self.queue.aclose()
             raise
+        sampler = Sampler(self, self.metrics.board)
+        self.scrape = Scrape(self, self.metrics.board, sampler)
+        self.supervisor.start("metrics", sampler.run())
         for pool in self.pools.values():
             pool.declare = self.queue.declare
             self.queue.declare(pool.share())

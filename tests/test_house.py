@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import lifecycle_diagram, size_limit
+from scripts import lifecycle_diagram, metrics_table, size_limit
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -77,6 +77,11 @@ def test_documents_link_to_what_is_there() -> None:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_metric_is_documented() -> None:
+    page = metrics_table.PAGE.read_text(encoding="utf-8")
+    assert metrics_table.written(page) == page, "run: python scripts/metrics_table.py"
+
+
 def test_every_setting_is_documented() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     missing = [name for name in _settings() if f"`{name}`" not in page]
@@ -89,8 +94,8 @@ def _settings() -> set[str]:
     from gateway.config import Config, PoolConfig, TenantConfig
     from policies.types import ServiceClass
 
-    server, store = type(Config().server), type(Config().store)
-    structs = (Config, server, store, ServiceClass, TenantConfig, PoolConfig, *_engines())
+    server, store, metrics = type(Config().server), type(Config().store), type(Config().metrics)
+    structs = (Config, server, store, metrics, ServiceClass, TenantConfig, PoolConfig, *_engines())
     return {field.encode_name for struct in structs for field in msgspec.structs.fields(struct)}
 
 

@@ -113,3 +113,10 @@ def library() -> str:
 def script() -> str:
     """The same for SCRIPT LOAD, where a managed store has no functions."""
     return f"#!lua flags=allow-oom\n{body()}\nreturn turn(KEYS, ARGV)\n"
+
+
+@functools.cache
+def look() -> str:
+    """For EVAL: reads what waits and what is taken, by the same constants as the library."""
+    constants = "\n".join(found[0] for name in FILES for found in _CONSTANTS.finditer(_read(name)))
+    return "#!lua flags=no-writes\n" + inline_constants(f"{constants}\n{_read('look')}")

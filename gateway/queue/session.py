@@ -35,6 +35,7 @@ class Session:
         self.cursor = ""
         self.run_id = ""
         self.rejoins = -1
+        self.told = 0  # events in the last turn
         self.renamed: Callable[[], None] = lambda: None
         self._strikes = 0
         self._flying: tuple[bytes, bytes, bytes, bytes] | None = None
@@ -66,8 +67,9 @@ class Session:
         """The turn to send: name, number, cursor, batch. The same bytes again until `arrive`."""
         if self._flying is None:
             self.number += 1
-            batch = wire.encode_batch(self.book.batch(now_s))
-            self._flying = (self.name.encode(), b"%d" % self.number, self.cursor.encode(), batch)
+            events = self.book.batch(now_s)
+            self.told = len(events)
+            self._flying = (self.name.encode(), b"%d" % self.number, self.cursor.encode(), wire.encode_batch(events))
         return self._flying
 
     def arrive(self, raw: bytes, now_s: float) -> wire.Reply:

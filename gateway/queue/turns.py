@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import redis.exceptions
 
@@ -28,6 +29,7 @@ class Turns:
     def __init__(self, session: Session, target: Target, prefix: str) -> None:
         self.lost = False
         self.count = 0
+        self.turned: Callable[[float, int], None] = lambda seconds, events: None
         self.link: Link | None = None
         self._session = session
         self.target = target
@@ -112,7 +114,9 @@ class Turns:
                 raw = await link.turn(*self._session.depart(now_s))
             finally:
                 self._limit = None
-        reply = self._session.arrive(raw, clock.now())
+        back_s = clock.now()
+        self.turned(back_s - now_s, self._session.told)
+        reply = self._session.arrive(raw, back_s)
         self.count += 1
         self._trouble_s = None
         self._tries = 0
