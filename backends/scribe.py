@@ -22,7 +22,7 @@ __all__ = ["Ask", "Scribe", "ready_stream"]
 THREAD_BYTES = 4096  # of a body, beyond which it is read in a thread: two milliseconds of tokenizing
 COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens`, for completions only
 OUTPUT_TOKENS = 1024  # of an answer that nothing else bounds
-_SHRINK = 3  # a normalizer may make one byte of so many
+BYTES_PER_TOKEN = 512  # more than any token stands for, whatever a normalizer makes shorter
 _RATIO_START = 4.0  # bytes of a prompt per token, before anything was learned
 _RATIO_BOUNDS = (1.0, 16.0)
 _RATIO_FADE = 0.98
@@ -123,7 +123,7 @@ class Scribe:
     def _ids(self, text: str, field: str, special: bool) -> list[int]:
         """Tokenizes, unless its length alone says that it is too long. Raises Refused."""
         assert self._words is not None
-        least = len(text.encode()) // (_SHRINK * self._words.longest)
+        least = len(text) // BYTES_PER_TOKEN
         if self._context and least >= self._context:
             raise _too_long(self._context, field, f"at least {least} in the {field}")
         return self._words.encode(text, special)

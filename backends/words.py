@@ -5,11 +5,12 @@ Needs the packages `tokenizers` and `jinja2`. What a folder holds beyond tokeniz
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 from tokenizers import Tokenizer
 
 from backends.chat_template import ChatTemplate, read_template
@@ -32,14 +33,12 @@ class _File(Struct):
     """What is looked at in tokenizer.json itself."""
 
     decoder: Any = None
-    model: Raw = Raw(b"{}")
 
 
 class Words:
     """One tokenizer. Encoding and decoding are thread-safe.
 
     `end_ids` are the tokens that end an answer, the main one first. `context_tokens` is 0 where no file says it.
-    `longest` is the most bytes that one token stands for.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Words:
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.end_ids = settings.end_ids
         self.pad_id = self._mark_id("pad_token")
-        self.longest = max((len(token.encode()) for token in tokenizer.get_vocab()), default=1)
         self._begins = settings.marks.get("bos_token", "")
         self.adds_begin = bool(self._begins) and self.encode("x")[:1] == [tokenizer.token_to_id(self._begins)]
 
@@ -135,8 +133,19 @@ class _Settings(Struct, frozen=True):
 
 
 def load(folder: str) -> Words:
-    """The words of a model's folder. Blocks, up to a second. Raises ValueError naming the file that is wrong."""
+    """The words of a model's folder. Raises ValueError naming the file that is wrong.
+
+    The library holds the interpreter while it reads a vocabulary, for a second or more where that has 260,000 words. So
+    a folder that has not changed is read once in a process, however often an engine is connected again.
+    """
     where = Path(folder).expanduser()
+    stamps = [(name, (where / name).stat().st_mtime_ns) for name in _PINNED if (where / name).is_file()]
+    return _load(where, tuple(stamps))
+
+
+@lru_cache(maxsize=16)
+def _load(where: Path, stamps: tuple[tuple[str, int], ...]) -> Words:
+    """`stamps` are there to be compared with those of the last time."""
     file = where / "tokenizer.json"
     if not file.is_file():
         hint = (
@@ -147,9 +156,8 @@ def load(folder: str) -> Words:
         )
         raise ValueError(f"tokenizer: there is no {file}{hint}")
     try:
-        data = file.read_bytes()
-        tokenizer = Tokenizer.from_buffer(data)
-        decoder = msgspec.json.decode(data, type=_File).decoder
+        tokenizer = Tokenizer.from_file(str(file))
+        decoder = msgspec.json.decode(file.read_bytes(), type=_File).decoder
     except Exception as error:  # tokenizers raises nothing more special
         raise ValueError(f"tokenizer: {file}: {error}") from error
     tokenizer.no_truncation()

@@ -32,6 +32,14 @@ def test_end_ids_and_context_come_from_the_models_files(tmp_path: Path) -> None:
     assert found.fingerprint != before
 
 
+def test_a_folder_is_read_again_only_if_it_changed(tmp_path: Path) -> None:
+    save(byte_level(), tmp_path)
+    first = words.load(str(tmp_path))
+    assert words.load(str(tmp_path)) is first
+    (tmp_path / "chat_template.jinja").write_text("new")
+    assert words.load(str(tmp_path)) is not first
+
+
 def test_no_limit_is_no_limit(tmp_path: Path) -> None:
     save(byte_level(), tmp_path, model_max_length=1e30, eos_token=None)
     found = words.load(str(tmp_path))
