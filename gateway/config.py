@@ -15,6 +15,7 @@ from gateway.queue.client import Store
 from gateway.telemetry.metrics import MetricsConfig
 from policies.order import Order
 from policies.quota import Limit, TenantLimits
+from policies.retry import RetryRule
 from policies.types import ServiceClass
 
 Engine = OpenAI | Vllm | Simulated
@@ -128,6 +129,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     store: Store = Store()
     order: Order = Order()
     metrics: MetricsConfig = MetricsConfig()
+    retry: RetryRule = RetryRule()
     default_class: str = "standard"
     classes: tuple[ServiceClass, ...] = field(name="class", default=DEFAULT_CLASSES)
     tenants: tuple[TenantConfig, ...] = field(name="tenant", default=())

@@ -2,23 +2,20 @@
 
 import logging
 
-from msgspec import Struct
-
-from backends.features import Feature
 from backends.protocol import (
     BackendBusy,
     BackendError,
     BackendLost,
     Chunk,
     Plan,
-    Prompt,
     Refused,
     Stream,
     Usage,
 )
 from backends.protocol import Kind as Api
 from gateway.clock import now
-from gateway.pool import Member, Pool, Unservable
+from gateway.job import Failed, Job, WentDown, failure, ms_until, refusal_of
+from gateway.pool import Member, Unservable
 from gateway.queue.client import Place, QueueRefusal, Quota
 from gateway.telemetry.watcher import Attempt
 from gateway.tenants import Tenant
@@ -26,38 +23,14 @@ from gateway.trunk import Trunk
 from policies.lengths import Kind
 from policies.lifecycle import TERMINAL, Event, State, step
 from policies.reasons import Reason, Refusal
-from policies.types import ServiceClass, Ticket
+from policies.types import Ticket
 
 log = logging.getLogger(__name__)
 
-NO_DEADLINE_MS = 1_000_000_000
 REPORT_EVERY = 32  # output tokens after which the shared queue hears what KV is expected now
 _EVENTS = {Reason.EXPIRED: Event.EXPIRE, Reason.CLIENT_GONE: Event.LEAVE}
-
-
-class Failed(Exception):
-    """The request will get no (further) answer; `refusal` says why. `body` is an engine's own words for it."""
-
-    def __init__(self, refusal: Refusal, status: int = 0, body: bytes | None = None) -> None:
-        super().__init__(refusal.message)
-        self.refusal, self.status, self.body = refusal, status, body
-
-
-class _WentDown(BackendLost):
-    """The backend went down while the request waited for it, and never heard of the request."""
-
-
-class Job(Struct, frozen=True):
-    """What is asked: by whom, in which class, by when. Times are seconds of the loop's clock; 0 is no deadline."""
-
-    tenant: Tenant
-    service: ServiceClass
-    pool: Pool
-    prompt: Prompt
-    wanted: dict[Feature, str]
-    first_by: float = 0.0
-    end_by: float = 0.0
-    tpot_ms: int = 0
+_FAULTS = frozenset({Reason.ENGINE_ERROR, Reason.ENGINE_LOST, Reason.INTERNAL})
+_UNPACED = frozenset({Reason.RATE_LIMITED, Reason.DRAINING})
 
 
 class Exchange:
@@ -75,10 +48,13 @@ class Exchange:
         "api",
         "asked_at",
         "chunks",
+        "end_by",
         "ended",
         "ended_at",
         "failed",
+        "first_by",
         "granted_at",
+        "heard",
         "held",
         "job",
         "kind",
@@ -114,6 +90,7 @@ class Exchange:
         self.member: Member | None = None
         self.stream: Stream | None = None
         self.tried: set[int] = set()
+        self.first_by = self.end_by = 0.0  # the job's, or nearer: one that comes again has those it had first
         self.kind = Kind("", "")  # whose answers this one will resemble
         self.held = 0  # prompt tokens that its member counts for it
         self.chunks = 0  # output tokens seen so far
@@ -121,6 +98,7 @@ class Exchange:
         self.quota: Quota | None = None  # what the tenant may still use, as of the last answer of the queue
         self.usage: Usage | None = None  # the engine's own count, once it told
         self.ended = False  # the stream said that it is over: nothing is left to close
+        self.heard = False  # an engine knows of it and may have computed its prompt
         self.leased = False  # counted in its member's `running`
         self.received_at = received_at
         self.asked_at = self.planned_at = self.submitted_at = self.granted_at = self.started_at = 0.0
@@ -140,13 +118,15 @@ class Exchange:
     async def first(self, job: Job) -> Chunk | None:
         """The first chunk, from whichever backend gives it first. Raises Failed."""
         self.job, self.asked_at = job, now()
+        self.first_by, self.end_by = job.first_by, job.end_by
         self.kind = Kind(job.tenant.name, job.pool.model, job.prompt.kind.value)
+        budget = self.trunk.retries.of(job.tenant.name)
+        (budget.repeat if job.again else budget.request)(self.received_at)
         self.trunk.queue.declare_tenant(job.tenant.name, job.tenant.limits)
         try:
             positions = job.pool.candidates(job.prompt.kind, job.wanted, self.tried)
             self.plan = await job.pool.plan(job.prompt, positions)
             self.planned_at = now()
-            self.trunk.retries.request(self.planned_at)
             while True:
                 member = await self._lease(job, positions)
                 try:
@@ -154,7 +134,7 @@ class Exchange:
                 except (BackendLost, BackendError, BackendBusy) as error:
                     positions = self._again(job, member, error)
         except Refused as no:
-            raise Failed(_refusal_of(no), no.status, no.body) from no
+            raise Failed(refusal_of(no), no.status, no.body) from no
         except Unservable as no:
             raise Failed(no.refusal) from no
         except QueueRefusal as no:
@@ -177,7 +157,18 @@ class Exchange:
 
     def engine_done(self) -> None:
         """The engine has nothing more to give: its room goes back before the client has read everything."""
-        self._let_go(ran=True)
+        self._let_go(ran=True, answered=True)
+
+    def invites(self, refusal: Refusal) -> bool:
+        """Whether a client that is refused may come again: while its first deadline lets it, if that is kept, and the
+        tenant's retry budget is not spent. A quota gives everyone a time of its own, and a draining gateway a peer."""
+        job = self.job
+        if job is None or refusal.reason in _UNPACED:
+            return True
+        at = now()
+        if job.identity and self.first_by and at + refusal.retry_after_s > self.first_by:
+            return False
+        return not self.trunk.retries.of(job.tenant.name).spent(at)
 
     def finish(self, refusal: Refusal | None = None) -> None:
         """End it, once: the life cycle, the lease, the stream, the plan. No await in here."""
@@ -198,7 +189,7 @@ class Exchange:
             cut_short = self.state is not State.DONE or 0 < limit <= usage.completion_tokens
             self.job.pool.answers.ended(self.kind, usage, cut_short, at)
         self.stopping = self.stream is not None and not self.ended
-        self._let_go(ran=self.started_at > 0)
+        self._let_go(ran=self.heard)
         if self.state is State.DONE and self.member is not None:
             self.member.breaker.success(at)
         if self.plan is not None:
@@ -219,7 +210,7 @@ class Exchange:
         """Wait for a grant. Raises QueueRefusal."""
         assert self.plan is not None
         at = self.submitted_at = now()
-        waits_ms = _ms(job.first_by, at)
+        waits_ms = ms_until(self.first_by, at)
         if waits_ms <= 0:
             raise Failed(Refusal(Reason.EXPIRED, "the deadline passed before an engine was free"))
         if self.state is State.RECEIVED:
@@ -229,6 +220,7 @@ class Exchange:
             position = await self.place.granted()
         finally:
             self.quota = self.place.quota
+            self._nearer(job, self.place.nearer_s)
         self.state = step(self.state, Event.GRANT)
         self.granted_at = now()
         member = self.member = job.pool.members[position]
@@ -237,6 +229,15 @@ class Exchange:
         self.held, self.chunks = self.plan.prompt_tokens, 0
         self.leased = True
         return member
+
+    def _nearer(self, job: Job, by_s: float) -> None:
+        """It has come before: its deadlines are nearer than it said."""
+        if by_s <= 0.0:
+            return
+        self.first_by -= by_s
+        self.end_by = max(self.end_by - by_s, self.received_at) if self.end_by else 0.0
+        if not (job.again or self.tried):
+            self.trunk.retries.of(job.tenant.name).repeat(now())
 
     def _ticket(self, job: Job, plan: Plan, positions: tuple[int, ...], waits_ms: int, at: float) -> Ticket:
         """The job in the numbers that the shared queue orders and counts by."""
@@ -251,7 +252,7 @@ class Exchange:
             prompt_tokens=plan.prompt_tokens,
             output_tokens=int(expected.mean) + 1,
             waits_ms=waits_ms,
-            total_ms=max(1, _ms(job.end_by, at)) if job.end_by else 0,
+            total_ms=max(1, ms_until(self.end_by, at)) if self.end_by else 0,
             tpot_ms=job.tpot_ms,
             backends=positions if len(positions) < len(pool.members) else (),
             retry=bool(self.tried),
@@ -262,19 +263,25 @@ class Exchange:
             prefill_price=price.prefill,
             output_price=price.output,
             billed=not self.tried,
+            identity=job.identity if self.first_by else "",
         )
 
     async def _open(self, job: Job, member: Member) -> Chunk | None:
         """Start the generation and wait for its first chunk."""
         backend = member.backend
         if backend is None:
-            raise _WentDown(f"{member.config.name} went down while this waited")
+            raise WentDown(f"{member.config.name} went down while this waited")
         assert self.plan is not None
         if self.plan.maker != backend.name:
             self.plan.close()
             self.plan = await backend.plan(job.prompt)
-        self.stream = await backend.open(self.plan)
-        chunk = await self._first_output(self.stream)
+        self.heard = True
+        try:
+            self.stream = await backend.open(self.plan)
+            chunk = await self._first_output(self.stream)
+        except Exception:  # not when the client leaves: what it asked for is being computed
+            self.heard = False
+            raise
         self.state = step(self.state, Event.CHUNK)
         self.started_at = now()
         assert self.place is not None
@@ -303,7 +310,7 @@ class Exchange:
         Who was never sent anywhere takes nothing from the retry budget.
         """
         at = now()
-        unheard = isinstance(error, _WentDown)
+        unheard = isinstance(error, WentDown)
         if isinstance(error, BackendError):
             member.breaker.failure(at)
         elif isinstance(error, BackendLost) and not unheard:
@@ -315,22 +322,23 @@ class Exchange:
         try:
             positions = job.pool.candidates(job.prompt.kind, job.wanted, self.tried)
         except Unservable as none:
-            raise _failed(error, isinstance(error, BackendLost), wait_s or none.refusal.retry_after_s) from error
-        if not unheard and not self.trunk.retries.allows(at, len(self.tried), len(job.pool.members)):
-            raise _failed(error, False, wait_s) from error
+            raise failure(error, isinstance(error, BackendLost), wait_s or none.refusal.retry_after_s) from error
+        budget = self.trunk.retries.of(job.tenant.name)
+        if not unheard and not budget.allows(at, len(self.tried), len(job.pool.members)):
+            raise failure(error, False, wait_s) from error
         self.state = step(self.state, Event.RETRY)
         self.failed += (Attempt(self.submitted_at, self.granted_at, at, member.config.name, type(error).__name__),)
         self.granted_at = 0.0
         return positions
 
-    def _let_go(self, ran: bool) -> None:
+    def _let_go(self, ran: bool, answered: bool = False) -> None:
         """Give back the lease and hand the stream to the reaper. Idempotent."""
         if self.place is None and self.stream is None and not self.leased:
             return
         place, self.place = self.place, None
         if place is not None:
             tokens = self.usage.completion_tokens if self.usage else self.chunks
-            place.end(output_tokens=tokens, ran=ran)
+            place.end(tokens, ran, answered)
         stream, self.stream = self.stream, None
         if stream is not None and not self.ended:
             self.trunk.reaper.close(stream.aclose, self._stopped if self.stopping else None)
@@ -364,26 +372,3 @@ class Exchange:
             return
         whole = self.job.pool.answers.expect_after(self.kind, self.chunks, self.plan.output_limit)
         self.place.progress(self.plan.prompt_tokens + int(whole.mean) + 1, int(whole.variance))
-
-
-_FAULTS = frozenset({Reason.ENGINE_ERROR, Reason.ENGINE_LOST, Reason.INTERNAL})
-
-
-def _ms(by: float, at: float) -> int:
-    """Milliseconds left until `by`, negative if it has passed; very many where there is no deadline."""
-    return int((by - at) * 1000) if by else NO_DEADLINE_MS
-
-
-def _failed(error: Exception, alone: bool, wait_s: float) -> Failed:
-    """A failure before the first chunk as an answer. `alone`: there was no other backend to go to."""
-    none = alone or isinstance(error, BackendBusy)
-    what = f"the engine failed before its first token: {error}"
-    return Failed(Refusal(Reason.NO_BACKEND if none else Reason.ENGINE_ERROR, what, None, wait_s if none else 0.0))
-
-
-def _refusal_of(no: Refused) -> Refusal:
-    try:
-        reason = Reason(no.code)
-    except ValueError:
-        reason = Reason.INVALID_REQUEST
-    return Refusal(reason, no.message, no.param)

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from backends.simulated import Simulated
 from gateway.config import Config, ConfigError, TenantConfig, models
 from gateway.estimates import MOST_OUTPUT
-from gateway.exchange import NO_DEADLINE_MS
 from gateway.explain_text import Answer, Line, Order, Request
 from gateway.http import wire
 from gateway.http.errors import STATUS
+from gateway.job import NO_DEADLINE_MS
 from gateway.pool import DEFAULT_RUNNING, Pool
 from gateway.queue.client import BackendShare
 from gateway.reaper import Reaper

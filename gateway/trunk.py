@@ -18,7 +18,7 @@ from gateway.telemetry.watcher import Watchers
 from gateway.tenants import Tenant, Tenants
 from gateway.ticker import Ticker
 from policies.reasons import Reason, Refusal
-from policies.retry import RetryBudget
+from policies.retry import RetryBudgets
 from policies.types import ServiceClass
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Trunk:
         self.supervisor = Supervisor()
         self.pools: dict[str, Pool] = {one.model: Pool(one.model, one.backends, self.reaper) for one in config.pools}
         self.names = {name: self.pools[model] for name, model in models(config).items()}
-        self.retries = RetryBudget()
+        self.retries = RetryBudgets(config.retry)
         self.draining = False
         self.watchers = Watchers()
         self.watchers.add(self.metrics)

@@ -1,6 +1,7 @@
-"""How often a request may be tried on another backend before its first chunk."""
+"""How much trying again a tenant may cause: on another backend before the first chunk, and by its clients."""
 
 import math
+from collections import OrderedDict
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -10,7 +11,8 @@ _STEP = 0.01  # of `memory_s`: fading less than this at once is not worth an exp
 
 
 class RetryRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Retries may be `share` of the requests of about the last `memory_s`, and `burst` in any case.
+    """The `[retry]` section: retries may be `share` of a tenant's requests of about the last `memory_s`, and `burst` in
+    any case; a request goes to `most_attempts` backends at most.
 
     The burst is about what one dying engine may hold before its first tokens. Each retry waits for a lease like
     everything else, so it never adds to what the other engines run at once.
@@ -23,7 +25,7 @@ class RetryRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RetryBudget:
-    """Keeps failover from doubling the load of backends that fail under it. `at` is in seconds of one clock."""
+    """Keeps retries from doubling the load of what fails under it. One tenant's; `at` is in seconds of one clock."""
 
     __slots__ = ("_at", "_requests", "_retries", "rule")
 
@@ -37,16 +39,25 @@ class RetryBudget:
         return f"<RetryBudget {self._retries:.1f} of {self._room():.1f} used>"
 
     def request(self, at: float) -> None:
-        """A request has come (not an attempt: once each)."""
+        """A request has come, for the first time."""
         self._fade(at)
         self._requests += 1.0
+
+    def repeat(self, at: float) -> None:
+        """A client has sent a request again. Takes from the budget whatever is left: nobody asked first."""
+        self._fade(at)
+        self._retries = min(self._retries + 1.0, self._room() + 1.0)
+
+    def spent(self, at: float) -> bool:
+        """Whether nothing is left, so that clients should be told not to try again."""
+        self._fade(at)
+        return self._retries + 1.0 > self._room() + _TRACE
 
     def allows(self, at: float, attempts: int, candidates: int) -> bool:
         """Whether one more attempt may follow `attempts` failed ones, of `candidates` backends. A yes takes it."""
         if attempts >= min(candidates, self.rule.most_attempts):
             return False
-        self._fade(at)
-        if self._retries + 1.0 > self._room() + _TRACE:
+        if self.spent(at):
             return False
         self._retries += 1.0
         return True
@@ -60,3 +71,29 @@ class RetryBudget:
             self._requests *= left
             self._retries *= left
             self._at = at
+
+
+class RetryBudgets:
+    """A budget for each tenant. Those of the MOST tenants that asked last are kept; a fresh one has its whole burst."""
+
+    MOST = 4096
+
+    __slots__ = ("_budgets", "rule")
+
+    def __init__(self, rule: RetryRule | None = None) -> None:
+        self.rule = rule or RetryRule()
+        self._budgets: OrderedDict[str, RetryBudget] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<RetryBudgets of {len(self._budgets)} tenants>"
+
+    def of(self, tenant: str) -> RetryBudget:
+        """The tenant's budget."""
+        budget = self._budgets.get(tenant)
+        if budget is None:
+            budget = self._budgets[tenant] = RetryBudget(self.rule)
+            if len(self._budgets) > self.MOST:
+                self._budgets.popitem(last=False)
+        else:
+            self._budgets.move_to_end(tenant)
+        return budget

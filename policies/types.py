@@ -41,7 +41,8 @@ class Ticket(Struct, frozen=True):
     `output_variance` its variance in tokens squared, `output_high` what nine in ten answers stay within (0: the
     expected). `key_ms` is the place within the tenant's line, in ms after now (-1: order of arrival; see
     `policies.order`); the prices are what a token costs the tenant's counter (see `policies.fairness`). `billed` false
-    is a retry or a re-declaration, which is not held against the tenant's quota again.
+    is a retry or a re-declaration, which is not held against the tenant's quota again. `identity`, if any, is what the
+    request is known by among its tenant's when it comes again: it then has the deadlines it had first.
     """
 
     tenant: str
@@ -61,3 +62,4 @@ class Ticket(Struct, frozen=True):
     prefill_price: int = 1
     output_price: int = 2
     billed: bool = True
+    identity: str = ""

@@ -57,16 +57,17 @@ def body_of(kind: Kind | None, refusal: Refusal) -> bytes:
     return msgspec.json.encode({"error": _fields(refusal, status)})
 
 
-def headers_of(refusal: Refusal) -> Headers:
+def headers_of(refusal: Refusal, again: bool = True) -> Headers:
     """Whether and when to come back. Waiting times carry up to 25 % of jitter, so that clients do not return as one.
 
-    That of a quota is passed on as it is: the queue has spread it already and keeps room for then.
+    `again` false tells clients to stay away where they would else be welcome. The waiting time of a quota is passed
+    on as it is: the queue has spread it already and keeps room for then.
     """
     status = STATUS[refusal.reason]
     retry = status in (429, 503) or (status >= 500 and refusal.reason not in _NO_RETRY)
     out = [
         (b"x-signalbox-reason", refusal.reason.encode()),
-        (b"x-should-retry", b"true" if retry else b"false"),
+        (b"x-should-retry", b"true" if retry and again else b"false"),
     ]
     if status in (429, 503):
         wait_s = refusal.retry_after_s or _DEFAULT_WAIT_S

@@ -12,9 +12,10 @@ from litestar.types import Receive, Scope, Send
 
 from backends.protocol import Chunk, Kind, Prompt
 from gateway.clock import now
-from gateway.exchange import Exchange, Failed, Job
+from gateway.exchange import Exchange
 from gateway.http import errors, wire
 from gateway.http.line import AsgiLine, Header, Line
+from gateway.job import Failed, Job
 from gateway.telemetry.phases import server_timing
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
@@ -60,7 +61,6 @@ class _Request:
 
     __slots__ = (
         "_body_by",
-        "_end_by",
         "_keep_alive_s",
         "_kind",
         "_line",
@@ -90,7 +90,7 @@ class _Request:
         self._started = False  # the response's head is out
         self._streams = False
         self._reading = True
-        self._end_by = self._keep_alive_s = 0.0
+        self._keep_alive_s = 0.0
         self._sending_since = self._sent_at = 0.0
         self._watcher: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
@@ -154,7 +154,7 @@ class _Request:
             return
         if self._watcher is None and now > self._watch_from:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        if self._end_by and now > self._end_by:
+        if (end_by := self.exchange.end_by) and now > end_by:
             self.cut(_EXPIRED)
         if self._sending_since and now - self._sending_since > self._stall_s():
             self._stopped = _STALLED
@@ -197,7 +197,6 @@ class _Request:
         body = await self._body(headers)
         job = self._job(tenant, headers, body)
         self._streams = job.prompt.stream
-        self._end_by = job.end_by
         if self._streams:
             self._keep_alive_s = job.service.keep_alive_s
         chunk = await self.exchange.first(job)
@@ -266,7 +265,8 @@ class _Request:
             trace=wire.trace(headers) if b"traceparent" in headers else (),
         )
         wanted = {} if pool.every_feature else wire.features(body)
-        return Job(tenant, service, pool, prompt, wanted, first_by, end_by, goal.tpot_ms)
+        known, again = wire.identity(self._kind, headers, body), wire.comes_again(headers)
+        return Job(tenant, service, pool, prompt, wanted, first_by, end_by, goal.tpot_ms, known, again)
 
     # -- answer out -------------------------------------------------------------------------------------------------
 
@@ -302,7 +302,8 @@ class _Request:
             return
         body = failed.body or errors.body_of(self._kind, refusal)
         status = failed.status or errors.STATUS[refusal.reason]
-        self._start(status, [_JSON, *errors.headers_of(refusal)], len(body), refusal.reason in _UNREAD)
+        told = errors.headers_of(refusal, self.exchange.invites(refusal))
+        self._start(status, [_JSON, *told], len(body), refusal.reason in _UNREAD)
         lingers = self._reading and refusal.reason in _UNREAD and refusal.reason is not Reason.TOO_SLOW
         await self._write(body, more=lingers)
         if lingers:

@@ -1,5 +1,6 @@
 """What is read from a request: the few fields that are routed on. The rest of the body stays bytes."""
 
+import hashlib
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -214,6 +215,31 @@ def _ms(headers: Mapping[bytes, bytes], name: bytes) -> int:
     return max(1, min(int(value), _MAX_MS))
 
 
+LONGEST_KEY = 255
+
+
+def identity(kind: Kind, headers: Mapping[bytes, bytes], body: bytes) -> str:
+    """What a request is known by when its client sends it again: its `Idempotency-Key` with its API and body, hashed.
+
+    Empty without such a key. Of another body it is another request, under whatever key. Raises Malformed.
+    """
+    key = headers.get(b"idempotency-key")
+    if key is None:
+        return ""
+    if not 0 < len(key) <= LONGEST_KEY:
+        what = f"idempotency-key: 1 to {LONGEST_KEY} characters are needed"
+        raise Malformed(Reason.INVALID_REQUEST, what, "idempotency-key")
+    digest = hashlib.blake2b(key + b"\0" + kind.value.encode() + b"\0", digest_size=12)
+    digest.update(body)
+    return digest.hexdigest()
+
+
+def comes_again(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the OpenAI SDK says that it sends this not for the first time."""
+    count = headers.get(b"x-stainless-retry-count", b"0")
+    return count != b"0" and count.isdigit() and int(count[:9]) > 0
+
+
 WANTED = frozenset(
     {
         b"authorization",
@@ -225,6 +251,8 @@ WANTED = frozenset(
         b"x-priority-class",
         b"traceparent",
         b"tracestate",
+        b"idempotency-key",
+        b"x-stainless-retry-count",
         *_OBJECTIVE_HEADERS,
     }
 )

@@ -154,7 +154,7 @@ class Book:
             place.reported = False
             self._tell(wire.PROGRESS, place)
 
-    def end(self, place: Place, output_tokens: int, ran: bool) -> None:
+    def end(self, place: Place, output_tokens: int, ran: int) -> None:
         self._remove(place, Phase.ENDED, None, output_tokens, ran)
 
     def beat(self) -> None:
@@ -167,7 +167,7 @@ class Book:
         self.refusing = DRAINING
         self.refuse_waiting(DRAINING)
         for place in list(self.held.values()):
-            self.end(place, 0, True)
+            self.end(place, 0, wire.RAN)
         self.leaving = True
         self._tell(wire.BYE, None, urgent=True)
 
@@ -233,6 +233,10 @@ class Book:
     def deliver(self, outcomes: Iterable[wire.Outcome], now_s: float) -> None:
         for number, code, word, ms, left in outcomes:
             place = self.waiting.get(number)
+            if code == wire.NEARER:
+                if place is not None:
+                    place.nearer(ms / 1000)
+                continue
             if place is not None and left is not None:
                 place.quota = self._quota(place.ticket.tenant, left)
             if code == wire.ERROR:
@@ -267,7 +271,7 @@ class Book:
         place.grant(backend, position)
 
     def _remove(
-        self, place: Place, phase: Phase, why: Refusal | None, output_tokens: int = 0, ran: bool = False
+        self, place: Place, phase: Phase, why: Refusal | None, output_tokens: int = 0, ran: int = wire.NOT_RUN
     ) -> None:
         was_held = place.phase is Phase.HELD
         del (self.held if was_held else self.waiting)[place.number]
@@ -293,6 +297,7 @@ class Book:
             shares = self.pools[ticket.pool].backends
             names = [shares[i].name for i in ticket.backends if 0 <= i < len(shares)] or ["-"]
         age_ms = max(0, int((now_s - place.since_s) * 1000))
+        gone_ms = age_ms + round(place.nearer_s * 1000)
         return [
             wire.SUBMIT,
             place.number,
@@ -302,7 +307,7 @@ class Book:
             ticket.prompt_tokens,
             ticket.output_tokens,
             max(0, int((place.deadline_s - now_s) * 1000)),
-            max(1, ticket.total_ms - age_ms) if ticket.total_ms else 0,
+            max(1, ticket.total_ms - gone_ms) if ticket.total_ms else 0,
             ticket.tpot_ms,
             names,
             place.standing,
@@ -314,6 +319,7 @@ class Book:
             ticket.prefill_price,
             ticket.output_price,
             int(ticket.billed),
+            ticket.identity,
         ]
 
     def _held_event(self, place: Place, _: float) -> wire.Event | None:
@@ -347,10 +353,10 @@ class Book:
         place.reported = True
         return [wire.PROGRESS, place.number, place.kv_tokens, place.kv_variance] if place.phase is Phase.HELD else None
 
-    def _finish_event(self, what: tuple[int, int, bool], _: float) -> wire.Event:
+    def _finish_event(self, what: tuple[int, int, int], _: float) -> wire.Event:
         self.known -= 1
         number, output_tokens, ran = what
-        return [wire.FINISH, number, max(0, output_tokens), int(ran)]
+        return [wire.FINISH, number, max(0, output_tokens), ran]
 
     def _pool_event(self, name: str, _: float) -> wire.Event:
         shares = [_share(share) for share in self.pools[name].backends]

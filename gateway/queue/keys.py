@@ -11,12 +11,13 @@
     t                                   hash of tenants with limits: what they may use and do use
     w:<rank>:<pool>                     zset of tenants with something waiting and below their cap, by counter
     q:<rank>:<length>:<pool>:<tenant>   zset of their tickets
+    k:<tenant>                          zset of the deadlines that requests keep when they come again
 
 Owners: a process owns `p:` and its members of `q:`, `w:` and `procs` until it says bye or is reaped; the namespace's
-last process takes the rest with it.
+last process takes the rest with it. `k:` ends a minute after the last deadline in it.
 """
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Keys:
@@ -47,6 +48,9 @@ class Keys:
 
     def line(self, pool: str, rank: int, tenant: str) -> str:
         return f"{self.prefix}q:{rank}:{len(pool.encode())}:{pool}:{tenant}"
+
+    def recalled(self, tenant: str) -> str:
+        return f"{self.prefix}k:{tenant}"
 
     @property
     def meta(self) -> str:

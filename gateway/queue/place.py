@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from gateway.queue import wire
 from policies.reasons import Reason, Refusal
 from policies.types import Ticket
 
@@ -55,8 +56,9 @@ class Place:
     """One ticket. Its owner calls `end` when it is done with it, whatever happened; everything else is optional.
 
     `position` is the granted backend's in the pool's declaration, -1 before. `quota` is the tenant's when the ticket
-    was granted or refused, None if it has no limits a minute. `sent` says whether the store may know the ticket;
-    `standing` how it is to be taken there.
+    was granted or refused, None if it has no limits a minute. `nearer_s` is by how much its deadlines are nearer
+    than its ticket says, since it has come before. `sent` says whether the store may know the ticket; `standing` how
+    it is to be taken there.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class Place:
         "deadline_s",
         "kv_tokens",
         "kv_variance",
+        "nearer_s",
         "number",
         "phase",
         "position",
@@ -85,6 +88,7 @@ class Place:
         self.phase = Phase.WAITING
         self.since_s = now_s
         self.deadline_s = now_s + ticket.waits_ms / 1000
+        self.nearer_s = 0.0
         self.backend = ""
         self.position = -1
         self.prefill_tokens = 0
@@ -130,13 +134,13 @@ class Place:
             self.kv_tokens, self.kv_variance = max(0, kv_tokens), max(0, kv_variance)
             self._book.progress(self)
 
-    def end(self, output_tokens: int = 0, ran: bool = False) -> None:
+    def end(self, output_tokens: int = 0, ran: bool = False, answered: bool = False) -> None:
         """Withdraw, or give the lease back. Synchronous, from any phase, safely twice.
 
-        `ran` says that the prompt was computed, `output_tokens` what came of it.
+        `ran` says that the prompt was computed, `output_tokens` what came of it, `answered` that this is all of it.
         """
         if self.phase is Phase.WAITING or self.phase is Phase.HELD:
-            self._book.end(self, output_tokens, ran)
+            self._book.end(self, output_tokens, (wire.ANSWERED if answered else wire.RAN) if ran else wire.NOT_RUN)
 
     def grant(self, backend: str, position: int) -> None:
         """For the book: the lease is this place's."""
@@ -146,6 +150,11 @@ class Place:
         self.kv_tokens = ticket.prompt_tokens + ticket.output_tokens
         self.kv_variance = ticket.output_variance
         self._wake()
+
+    def nearer(self, seconds: float) -> None:
+        """For the book: its deadlines are so much nearer."""
+        self.nearer_s += seconds
+        self.deadline_s -= seconds
 
     def close(self, phase: Phase, refusal: Refusal | None = None) -> None:
         """For the book: nothing comes any more."""

@@ -12,6 +12,7 @@ FILES = (
     "fairness",
     "tenant",
     "order",
+    "recall",
     "placement",
     "arrival",
     "dispatch",

@@ -7,7 +7,10 @@ import msgspec
 from msgspec import Struct
 
 SUBMIT, FIRST, PROGRESS, FINISH, HELD, POOL, HELLO, BYE, BEAT, TENANT = range(1, 11)
-GRANT, REFUSE, ERROR = 1, 2, 3
+GRANT, REFUSE, ERROR, NEARER = 1, 2, 3, 4
+NOT_RUN, RAN, ANSWERED = 0, 1, 2
+"""What a finish says of the engine: it never began, it computed the prompt, it gave all of the answer."""
+
 NEW, RETRY, AGAIN = 0, 1, 2
 """A submit's standing: new; held a lease before and goes ahead of its tenant's line; declared again after a loss."""
 
@@ -19,7 +22,7 @@ EVENTS: dict[str, tuple[int, str]] = {
         SUBMIT,
         "number:int tenant:str rank:int pool:str prompt:int output:int waits_ms:int total_ms:int tpot_ms:int"
         " backends:names standing:int age_ms:int uncached:int variance:int high:int place:int prefill_price:price"
-        " output_price:price billed:int",
+        " output_price:price billed:int identity:text",
     ),
     "first": (FIRST, "number:int"),
     "progress": (PROGRESS, "number:int kv:int spread:int"),
@@ -54,7 +57,7 @@ class Status(enum.StrEnum):
 
 class Outcome(NamedTuple):
     """What became of a ticket: GRANT, REFUSE or ERROR; a word (backend, reason or message); ms until a retry makes
-    sense.
+    sense. NEARER: its deadlines are `ms` nearer than it said, since it had come before; another outcome follows.
 
     `left` is what its tenant has left, if it has limits: requests, tokens, and ms until all of each are back.
     """

@@ -24,7 +24,8 @@ from gateway.telemetry.metrics_table import (
 from policies.lifecycle import State
 
 if TYPE_CHECKING:
-    from gateway.exchange import Exchange, Job
+    from gateway.exchange import Exchange
+    from gateway.job import Job
 
 OK = "ok"
 """As a reason: a whole answer."""

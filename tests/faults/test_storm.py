@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.breaker import Breaker, BreakerRule
-from policies.retry import RetryBudget, RetryRule
+from policies.retry import RetryBudgets, RetryRule
 from tests.support.engines import pool
 from tests.support.quiet import zero
 from tests.support.site import Site, running
@@ -64,7 +64,7 @@ async def test_a_storm_of_failures_and_cancels_leaves_nothing() -> None:
         Upstream("demo", itl_s=0.001) as b,
         running(pool(a.url, b.url, more="limits = { max_running = 6 }")) as site,
     ):
-        site.trunk.retries = RetryBudget(RetryRule(burst=REQUESTS))
+        site.trunk.retries = RetryBudgets(RetryRule(burst=REQUESTS))
         for member in site.trunk.members():
             member.breaker = Breaker(BreakerRule(failures=REQUESTS))
         left = iter(range(REQUESTS))

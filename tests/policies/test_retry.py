@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.retry import RetryBudget, RetryRule
+from policies.retry import RetryBudget, RetryBudgets, RetryRule
 
 SMALL = RetryRule(burst=3)
 
@@ -78,3 +78,38 @@ def test_retries_never_exceed_the_share_and_the_burst(events: list[tuple[bool, f
             retries += budget.allows(at, attempts=1, candidates=2)
     refills = 1 + at / budget.rule.memory_s
     assert retries <= (budget.rule.burst + budget.rule.share * requests) * refills
+
+
+def test_what_clients_send_again_is_taken_from_the_same_budget() -> None:
+    budget = RetryBudget(SMALL)
+    for _ in range(2):
+        budget.repeat(0.0)
+    assert not budget.spent(0.0)
+    budget.repeat(0.0)
+    assert budget.spent(0.0)
+    assert taken(budget, 0.0, 10) == 0
+
+
+def test_however_much_clients_send_again_it_is_forgotten_soon() -> None:
+    budget = RetryBudget(SMALL)
+    for _ in range(10_000):
+        budget.repeat(0.0)
+    assert budget.spent(2.0)
+    assert not budget.spent(10.0)
+
+
+def test_each_tenant_has_its_own() -> None:
+    budgets = RetryBudgets(SMALL)
+    assert taken(budgets.of("a"), 0.0, 10) == 3
+    assert taken(budgets.of("b"), 0.0, 10) == 3
+    assert taken(budgets.of("a"), 0.0, 10) == 0
+
+
+def test_those_of_the_tenants_that_ask_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RetryBudgets, "MOST", 2)
+    budgets = RetryBudgets(SMALL)
+    first, second = budgets.of("a"), budgets.of("b")
+    assert budgets.of("a") is first
+    budgets.of("c")
+    assert budgets.of("a") is first
+    assert budgets.of("b") is not second

@@ -1,5 +1,5 @@
 -- events v2: what a process may say in a turn. Each is checked whole before it touches anything
--- event submit = 1: number:int tenant:str rank:int pool:str prompt:int output:int waits_ms:int total_ms:int tpot_ms:int backends:names standing:int age_ms:int uncached:int variance:int high:int place:int prefill_price:price output_price:price billed:int
+-- event submit = 1: number:int tenant:str rank:int pool:str prompt:int output:int waits_ms:int total_ms:int tpot_ms:int backends:names standing:int age_ms:int uncached:int variance:int high:int place:int prefill_price:price output_price:price billed:int identity:text
 -- event first = 2: number:int
 -- event progress = 3: number:int kv:int spread:int
 -- event finish = 4: number:int output:int ran:int
@@ -83,7 +83,7 @@ end
 local function submitted(e)
   local waits, total, backends, uncached = e[8], e[9], e[11], min(e[14], e[6])
   return {WAITING, e[3], e[4], e[5], e[6], e[7], 0, now + waits, backends, e[10], total > 0 and now + total or 0, 0, 0, 0,
-          uncached, e[15], max(e[16], e[7]), e[18], e[19], 0, -1, 0, 0, now - e[13]}
+          uncached, e[15], max(e[16], e[7]), e[18], e[19], 0, -1, 0, 0, now - e[13], e[21] ~= '' and e[21]}
 end
 
 on[SUBMIT] = function(e)
@@ -92,8 +92,11 @@ on[SUBMIT] = function(e)
   fresh(e[2])
   local P, t, T = pool(e[5]), submitted(e), tenant(e[3])
   if not P or not possible(P, t) then return tell(me, number, REFUSE, 'no_backend', 1000) end
+  local passed = recall(t)
+  if passed > 0 then tell(me, number, NEARER, '', passed) end
   local word, ms = unfit(P, t, T, standing, e[20] > 0)
   if word then return tell(me, number, REFUSE, word, ms, quota_of(t)) end
+  remember(t)
   if not somebody_ahead(P, rank) and not capped(T, t) then
     local slot = find(P, t)
     if slot then
@@ -102,7 +105,7 @@ on[SUBMIT] = function(e)
       return grant(P, me, number, t, slot)
     end
   end
-  t[KEY] = key_of(P, e[2], e[17], e[13], standing == RETRY)
+  t[KEY] = key_of(P, e[2], e[17] > 0 and max(1, e[17] - passed) or 0, e[13], standing == RETRY)
   if standing == NEW then
     word, ms = unwanted(P, t, T)
     if word then
@@ -133,12 +136,13 @@ on[PROGRESS] = function(e)
   end
 end
 
--- the end of a ticket from any state, by its owner; of one that is not there: nothing
+-- the end of a ticket from any state, by its owner; of one that is not there: nothing. `ran` 2 is an answer in full
 on[FINISH] = function(e)
   local number, output = tostring(e[2]), e[3]
   local t = ticket(me, number)
   if not t then return end
   local P, ran = pool(t[POOL]), e[4] > 0 or e[3] > 0
+  if e[4] == 2 then forget(t) end
   if t[STATE] == HELD then
     remove(me, number, t)
     if P then settle(P, t, output, ran) end
@@ -157,7 +161,7 @@ on[LEASED] = function(e)
   fresh(e[2])
   local P, T = pool(e[5]), tenant(e[3])
   local t = {HELD, e[3], e[4], e[5], e[6], e[7], 0, 0, false, e[8], 0, 0, e[10], e[11],
-             min(e[12], e[6]), e[13], 0, e[14], e[15], e[13], T and 0 or -1, OWED, P and 0 or NO_POOL, now}
+             min(e[12], e[6]), e[13], 0, e[14], e[15], e[13], T and 0 or -1, OWED, P and 0 or NO_POOL, now, false}
   local slot = P and names(P)[e[9]]
   if slot then take(P, slot, t, e[10], e[11], e[13]) end
   if P then leases(P, t, 1) end
