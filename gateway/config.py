@@ -10,6 +10,7 @@ from msgspec import Meta, Struct, field
 
 from backends.openai import OpenAI
 from backends.simulated import Simulated
+from backends.triton import Triton
 from backends.vllm import Vllm
 from gateway.queue.client import Store
 from gateway.telemetry.metrics import MetricsConfig
@@ -18,7 +19,7 @@ from policies.quota import Limit, TenantLimits
 from policies.retry import RetryRule
 from policies.types import ServiceClass
 
-Engine = OpenAI | Vllm | Simulated
+Engine = OpenAI | Vllm | Triton | Simulated
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
 """Of a tenant: it goes into store keys and metric labels."""

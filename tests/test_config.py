@@ -72,7 +72,7 @@ def test_it_survives_the_way_to_a_worker() -> None:
         ("[store]\nurll = 'x'" + POOL, "$.store.urll", "unknown field"),
         (POOL + "speed = 'fast'", "$.pool[0].backend[0].speed", "Expected `float`, got `str`"),
         (POOL + "spped = 1", "$.pool[0].backend[0].spped", "unknown field"),
-        (POOL + "[[pool.backend]]\nkind = 'triton'", "$.pool[0].backend[1].kind", "triton"),
+        (POOL + "[[pool.backend]]\nkind = 'tritton'", "$.pool[0].backend[1].kind", "tritton"),
         (POOL + "[[pool.backend]]\nname = 'two'", "$.pool[0].backend[1].kind", "required field is missing"),
         (POOL + "[[pool.backend]]\nkind = 'openai'\nname = 'x'", "$.pool[0].backend[1].url", "required field"),
         (POOL + "[[pool.backend]]\nkind = 'simulated'\nname = 'one'", "$.pool[0].backend[1].name", "is taken by"),
