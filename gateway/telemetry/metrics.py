@@ -58,6 +58,23 @@ def observe(cells: Cells, bounds: tuple[float, ...], value: float) -> None:
     cells[-1] += value
 
 
+class _Counts(dict[str, Cells]):
+    """The counters of one family that differ in their last label; each is made when it is first asked for."""
+
+    def __init__(self, board: Board, name: str, *labels: str) -> None:
+        super().__init__()
+        self._board, self._family, self._labels = board, BY_NAME[name], labels
+
+    def __missing__(self, last: str) -> Cells:
+        cells = self[last] = self._board.own.series(self._family, *self._labels, last)
+        return cells
+
+    def begin(self, *lasts: str) -> None:
+        """Tell these as 0 from now on: the rise of what was never told is not seen."""
+        for last in lasts:
+            self[last][0] += 0.0
+
+
 class _Service:
     """A model, a class, an API."""
 
@@ -80,10 +97,11 @@ class _Service:
         self.tokens_in, self.tokens_out = series(usage, *gen_ai, "input"), series(usage, *gen_ai, "output")
         self.good = series(BY_NAME["signalbox_goodput"], *pool)
         self.refusal = series(BY_NAME["signalbox_refusal_seconds"], *pool)
-        missed = BY_NAME["signalbox_missed"]
-        self.missed = {name: series(missed, *pool, name) for name in ("ttft", "tpot", "total")}
-        self.reasons = {OK: series(BY_NAME["signalbox_requests"], *pool, OK)}
-        self.wasted: dict[str, Cells] = {}
+        self.missed = _Counts(board, "signalbox_missed", *pool)
+        self.reasons = _Counts(board, "signalbox_requests", *pool)
+        self.wasted = _Counts(board, "signalbox_wasted_tokens", *pool)
+        self.missed.begin("ttft", "tpot", "total")
+        self.reasons.begin(OK)
 
 
 class _Engine:
@@ -96,21 +114,20 @@ class _Engine:
         self.prefill = series(BY_NAME["signalbox_prefill_seconds"], model, backend)
         self.pace = series(BY_NAME["signalbox_decode_seconds_per_token"], model, backend)
         self.stop = series(BY_NAME["signalbox_engine_stop_seconds"], model, backend)
-        self.ends: dict[str, Cells] = {}
+        self.ends = _Counts(board, "signalbox_attempts", model, backend)
 
 
 class _Tenant:
     """A tenant, or all those without a label of their own."""
 
-    __slots__ = ("ends", "name", "queued", "tokens_in", "tokens_out")
+    __slots__ = ("ends", "queued", "tokens_in", "tokens_out")
 
     def __init__(self, board: Board, name: str) -> None:
-        self.name = name
         series = board.own.series
         tokens = BY_NAME["signalbox_tenant_tokens"]
         self.tokens_in, self.tokens_out = series(tokens, name, "input"), series(tokens, name, "output")
         self.queued = series(BY_NAME["signalbox_tenant_queue_seconds"], name)
-        self.ends: dict[str, Cells] = {}
+        self.ends = _Counts(board, "signalbox_tenant_requests", name)
 
 
 class Metrics:
@@ -123,7 +140,7 @@ class Metrics:
         self._engines: dict[tuple[str, str], _Engine] = {}
         self._tenants: dict[str, _Tenant] = {}
         self._others: _Tenant | None = None
-        self._early: dict[str, Cells] = {}
+        self._early = _Counts(board, "signalbox_requests", NONE, NONE)
         self._turn = board.own.series(BY_NAME["signalbox_turn_seconds"])
         self._missed_looks = board.own.series(BY_NAME["signalbox_store_look_failures"])
         self._events = board.own.series(BY_NAME["signalbox_turn_events"])
@@ -136,12 +153,12 @@ class Metrics:
         reason = OK if exchange.refusal is None else exchange.refusal.reason
         job = exchange.job
         if job is None:  # before it was known what was asked for: a bad key, a body that cannot be read
-            self._count(self._early, "signalbox_requests", NONE, NONE, reason)
+            self._early[reason][0] += 1.0
             return
         service = self._service(job.prompt.kind, job.pool.model, job.service.name)
         tenant = self._tenant(job.tenant.name)
-        self._count(service.reasons, "signalbox_requests", job.pool.model, job.service.name, reason)
-        self._count(tenant.ends, "signalbox_tenant_requests", tenant.name, exchange.state.value)
+        service.reasons[reason][0] += 1.0
+        tenant.ends[exchange.state][0] += 1.0
         self._states(exchange, service, tenant)
         self._attempts(exchange, job.pool.model)
         if exchange.started_at:
@@ -192,12 +209,10 @@ class Metrics:
     def _attempts(self, exchange: "Exchange", model: str) -> None:
         """Every backend that was tried, with what became of it."""
         for attempt in exchange.failed:
-            engine = self._engine(model, attempt.backend)
-            self._count(engine.ends, "signalbox_attempts", model, attempt.backend, FAILURES.get(attempt.error, "lost"))
+            self._engine(model, attempt.backend).ends[FAILURES.get(attempt.error, "lost")][0] += 1.0
         member = exchange.member
         if exchange.granted_at and member is not None:
-            engine = self._engine(model, member.config.name)
-            self._count(engine.ends, "signalbox_attempts", model, member.config.name, exchange.state.value)
+            self._engine(model, member.config.name).ends[exchange.state][0] += 1.0
 
     def _answered(self, exchange: "Exchange", service: _Service, tenant: _Tenant) -> None:
         """An answer that had begun, whole or not."""
@@ -222,17 +237,9 @@ class Metrics:
             observe(service.duration, DURATION_S, exchange.ended_at - exchange.received_at)
             _judge(exchange, job, service, pace)
         else:
-            labels = (job.pool.model, job.service.name, exchange.state.value)
-            self._count(service.wasted, "signalbox_wasted_tokens", *labels, by=output)
+            service.wasted[exchange.state][0] += output
 
     # -- label sets -------------------------------------------------------------------------------------------------
-
-    def _count(self, known: dict[str, Cells], name: str, *labels: str, by: float = 1.0) -> None:
-        """Add to a counter whose last label is the key in `known`."""
-        cells = known.get(labels[-1])
-        if cells is None:
-            cells = known[labels[-1]] = self.board.own.series(BY_NAME[name], *labels)
-        cells[0] += by
 
     def _service(self, kind: Kind, model: str, name: str) -> _Service:
         known = self._services.get((kind, model, name))

@@ -48,7 +48,7 @@ class Scrape:
         rows = [*self._board.rows(at), Row("signalbox_workers", (), [float(self._board.alive(at))])]
         if seen is not None:
             rows += _told(seen, {one.rank: one.name for one in self._trunk.by_rank})
-        return await asyncio.to_thread(_render, rows, accept)
+        return await asyncio.to_thread(render, rows, accept)
 
     async def _seen(self) -> Look | None:
         """At most one look a second, and none while the queue itself says that the store is lost."""
@@ -87,7 +87,7 @@ def _told(seen: Look, classes: dict[int, str]) -> Iterator[Row]:
             yield Row("signalbox_ledger_kv_tokens_limit", labels, [ledger.kv_tokens_limit])
 
 
-def _render(rows: Iterable[Row], accept: str) -> tuple[bytes, str]:
+def render(rows: Iterable[Row], accept: str) -> tuple[bytes, str]:
     encoder, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(merge(rows)))
