@@ -15,7 +15,8 @@ from msgspec import Struct
 from backends.protocol import Kind, Prompt, Usage
 from backends.simulated import Simulated
 from gateway.clock import now
-from gateway.exchange import Exchange, Job
+from gateway.exchange import Exchange
+from gateway.job import Job
 from gateway.pool import Pool
 from gateway.reaper import Reaper
 from gateway.telemetry.metrics import Metrics, MetricsConfig
