@@ -19,6 +19,7 @@ from bench.goodput_options import OptionError, Wish
 from bench.prompts import PromptError, Words
 from bench.replay import Plan, Replayed, ReplayError, Sight, Watcher, replay, unlike
 from bench.report import Point, Report, ReportError
+from bench.report_page import page
 from bench.target import Target, TargetError, words_for
 from bench.traces import TraceError
 
@@ -79,6 +80,8 @@ async def _run(args: argparse.Namespace, wanted: Wish, target: Target) -> Report
     found = report.report_of(label, aims, asked, points, (*notes, *runs.notes))
     if args.json:
         args.json.write_bytes(report.encoded(found))
+    if args.html:
+        args.html.write_text(page([found]), encoding="utf-8")
     return found
 
 
@@ -164,5 +167,7 @@ def _compare(args: argparse.Namespace) -> int:
     except ReportError as error:
         print(f"signalbox: {error}", file=sys.stderr)
         return 2
+    if args.page:
+        args.page.write_text(page(found), encoding="utf-8")
     print("\n\n".join(report.text(one) for one in found))
     return 0

@@ -149,12 +149,15 @@ def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pressed(points: Sequence[Point]) -> list[str]:
-    return [
-        f"at {point.load:g} requests/s the load generator was the bottleneck: {run.generator.pressed}"
-        for point in points
-        for run in point.runs
-        if run.generator is not None and run.generator.pressed
-    ]
+    """One note for each load at which a run's load generator held it up: its worst."""
+    found = []
+    for point in points:
+        pressed = [run.generator for run in point.runs if run.generator is not None and run.generator.pressed]
+        if pressed:
+            worst = max(pressed, key=lambda one: one.lag_p99_ms)
+            runs = f"in {len(pressed)} of {len(point.runs)} runs "
+            found.append(f"at {point.load:g} requests/s the load generator was the bottleneck {runs}({worst.pressed})")
+    return found
 
 
 # on paper
