@@ -14,20 +14,12 @@ from backends.features import Feature
 from backends.http1 import Pool, Timing, parse_url, tls_context
 from backends.http1_errors import HttpError
 from backends.openai_body import choices, fit
-from backends.openai_probe import (
-    DIALECTS,
-    ModelCard,
-    Site,
-    engine_of,
-    kinds_of,
-    kv_tokens,
-    read_gauge,
-)
+from backends.openai_meter import Meter, Source, meter
+from backends.openai_probe import ModelCard, Site, engine_of, kinds_of
 from backends.openai_stream import EventStream, WholeAnswer, accepted, as_backend_error
 from backends.protocol import (
     PATHS,
     BackendError,
-    BackendLost,
     Gauge,
     Kind,
     Limits,
@@ -54,7 +46,8 @@ class OpenAI(Struct, tag="openai", tag_field="kind", frozen=True, kw_only=True, 
 
     `url` is `http[s]://host[:port][/prefix]` or `unix:/path`, without `/v1`. `model` is the server's own name for the
     model, the pool's where it is empty. The key is named, never written here. `features` and `kinds` say what the
-    server can do where it does not say so itself.
+    server can do where it does not say so itself. `metrics` is where its load is read: `auto` looks for metrics in
+    Prometheus' form, `iterations` is trtllm-serve's `/metrics`, which nobody else may read then.
     """
 
     name: str
@@ -70,6 +63,7 @@ class OpenAI(Struct, tag="openai", tag_field="kind", frozen=True, kw_only=True, 
     max_connections: Annotated[int, Meta(ge=1)] = 1024
     features: frozenset[Feature] | None = None
     kinds: frozenset[Kind] = frozenset()
+    metrics: Source = "auto"
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -217,11 +211,7 @@ class RemoteEngine:
         return EventStream(answer, not prompt.want_usage and not typed, typed, learn)
 
     async def gauge(self) -> Gauge:
-        page = await self._site.get(self._about.watch)
-        if page.status != 200:
-            raise BackendLost(f"{self._about.watch} answers {page.status}")
-        names = DIALECTS.get(self._about.dialect)
-        return read_gauge(page.body, names) if names else Gauge()
+        return await self._about.meter.gauge()
 
     async def aclose(self) -> None:
         self._pool.close()
@@ -233,11 +223,10 @@ class RemoteEngine:
 
 
 class About(Struct, frozen=True):
-    """How to use a server: the path of each API, the page a gauge is read from, and in whose words."""
+    """How to use a server: the path of each API, and how its load is read."""
 
     paths: dict[Kind, str]
-    watch: str
-    dialect: str = ""
+    meter: Meter
 
 
 async def _connect(config: OpenAI, site: Site, upstream: str, authorization: str) -> RemoteEngine:
@@ -249,15 +238,14 @@ async def _connect(config: OpenAI, site: Site, upstream: str, authorization: str
     paths = kinds_of(await site.paths())
     if config.kinds:
         paths = {kind: paths.get(kind, PATHS[kind]) for kind in config.kinds}
-    page, dialect = await site.metrics_path()
-    about = About(paths, page or await site.health_path(), dialect)
+    about = About(paths, await meter(site, config.metrics, card.owner))
     bundle = Bundle(
-        engine=dialect or engine_of(card.owner),
+        engine=about.meter.engine or engine_of(card.owner),
         engine_version=await site.version(),
         model=upstream,
         context_tokens=card.context_tokens,
-        max_running=config.limits.max_running,
-        kv_tokens=config.limits.kv_tokens or (kv_tokens((await site.get(page)).body) if page else 0),
+        max_running=config.limits.max_running or about.meter.max_running,
+        kv_tokens=config.limits.kv_tokens or about.meter.kv_tokens,
         features=frozenset({EVERY_FEATURE}) if config.features is None else frozenset(config.features),
         kinds=frozenset(kind.value for kind in paths),
     )

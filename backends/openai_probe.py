@@ -64,7 +64,6 @@ DIALECTS: dict[str, Names] = {
         "trtllm_num_requests_running",
         "trtllm_num_requests_waiting",
         "trtllm_kv_cache_utilization",
-        "trtllm_num_preemptions",
     ),
 }
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "llama.cpp": "llama.cpp", "tensorrt": "trtllm"}
@@ -120,16 +119,21 @@ class Site:
         paths = answer.get("paths") if isinstance(answer, dict) else None
         return frozenset(paths) if isinstance(paths, dict) else frozenset()
 
-    async def metrics_path(self) -> tuple[str, str]:
-        """Where its metrics are and in whose words, two empty strings where there are none that we know."""
+    async def metrics_path(self, but: str = "") -> tuple[str, str, bytes] | None:
+        """Where its metrics are, in whose words, and what they say now; None where there are none that we know.
+
+        `but` is a page that is left alone.
+        """
         for path in METRICS_PATHS:
+            if but and path.rstrip("/") == but:
+                continue
             page = await self.get(path)
             if page.status != 200:
                 continue
             for engine, names in DIALECTS.items():
                 if samples(page.body, names.running):
-                    return path, engine
-        return "", ""
+                    return path, engine, page.body
+        return None
 
     async def health_path(self) -> str:
         """A page that answers 200 when the server is well."""
@@ -179,14 +183,22 @@ def samples(text: bytes, name: str) -> list[float]:
 
 
 def kv_tokens(text: bytes) -> int:
-    """The size of vLLM's KV cache in tokens, from its configuration metric; 0 where it is not said."""
+    """The size of the KV cache in tokens, as vLLM and trtllm-serve say it; 0 where it is not said."""
     total = 0
     for labels in re.findall(rb"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE):
         blocks = re.search(rb'num_gpu_blocks="(\d+)"', labels)
         size = re.search(rb'block_size="(\d+)"', labels)
         if blocks and size:
             total += int(blocks[1]) * int(size[1])
-    return total
+    pairs = zip(
+        samples(text, "trtllm_kv_cache_max_blocks"), samples(text, "trtllm_kv_cache_tokens_per_block"), strict=False
+    )
+    return total + sum(int(blocks * size) for blocks, size in pairs)
+
+
+def slots(text: bytes) -> int:
+    """How many requests the engine runs at once, as trtllm-serve says it; 0 where it is not said."""
+    return int(sum(samples(text, "trtllm_max_batch_size_static")))
 
 
 def _card(entry: dict[str, Any]) -> ModelCard:

@@ -49,6 +49,7 @@ class Upstream:
         self.owner = owner
         self.apis: tuple[str, ...] = APIS
         self.metrics = True
+        self.pages: dict[str, Any] = {}  # by path, instead of its own; what can be called is
         self.script = Script()
         self.scripts: deque[Script] = deque()
         self.seen: list[Seen] = []
@@ -191,6 +192,9 @@ class _Connection(asyncio.Protocol):
         if seen.path == "/_release":
             site.release()
             return 200, {}
+        if seen.path in site.pages:
+            page = site.pages[seen.path]
+            return 200, page() if callable(page) else page
         if seen.path == "/metrics" and site.metrics:
             return 200, metrics(site)
         if seen.path == "/v1/embeddings" and seen.path in site.apis:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.openai_frames import Part, Seen, error_text, look, read_usage, usage_in_tail
-from backends.openai_probe import DIALECTS, engine_of, kinds_of, kv_tokens, read_gauge, samples
+from backends.openai_probe import DIALECTS, engine_of, kinds_of, kv_tokens, read_gauge, samples, slots
 from backends.openai_refusal import WAIT_MOST_S, failure_of, retry_after_s
 from backends.protocol import BackendBusy, BackendError, Gauge, Kind, Refused, Usage
 
@@ -215,9 +215,22 @@ sglang:token_usage{} 0.5
 LLAMA = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 2\nllamacpp:requests_deferred 0\n"
 
 
+TRTLLM = b"""# HELP trtllm_num_requests_running Number of active requests
+# TYPE trtllm_num_requests_running gauge
+trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 5.0
+trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 3.0
+trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.6
+trtllm_kv_cache_max_blocks{engine_type="trtllm",model_name="m"} 1000.0
+trtllm_kv_cache_tokens_per_block{engine_type="trtllm",model_name="m"} 64.0
+trtllm_max_batch_size_static{engine_type="trtllm",model_name="m"} 64.0
+trtllm_num_requests_completed_total{engine_type="trtllm",model_name="m"} 2.0
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "engine", "gauge"),
     [
+        (TRTLLM, "trtllm", Gauge(running=5, waiting=3, kv_used=0.6)),
         (VLLM, "vllm", Gauge(running=5, waiting=1, kv_used=0.5, preemptions=4)),
         (SGLANG, "sglang", Gauge(running=3, waiting=1, kv_used=0.5)),
         (LLAMA, "llama.cpp", Gauge(running=2, waiting=0)),
@@ -237,6 +250,7 @@ def test_samples_with_timestamps_and_none() -> None:
 def test_the_size_of_the_cache() -> None:
     assert kv_tokens(VLLM) == 3200
     assert kv_tokens(SGLANG) == 0
+    assert (kv_tokens(TRTLLM), slots(TRTLLM), slots(VLLM)) == (64_000, 64, 0)
 
 
 def test_engines_and_kinds() -> None:
