@@ -132,14 +132,6 @@ class Pool:
             raise
         return asked
 
-    async def take(self, fresh: bool) -> Connection:
-        """A connection that was kept, or a new one. Raises NotConnected."""
-        connection = None if fresh else self._kept()
-        if connection is None:
-            return await self._connect()
-        self.reused += 1
-        return connection
-
     def close(self) -> None:
         """Abort every connection; running answers fail. Synchronous, idempotent."""
         self._closed = True
@@ -172,16 +164,19 @@ class Pool:
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def _kept(self) -> Connection | None:
+    def kept(self) -> Connection | None:
+        """A connection that was kept and still is good."""
         oldest = self._loop.time() - self.timing.keep_s
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= oldest and not connection.closed:
+                self.reused += 1
                 return connection
             connection.abort()
         return None
 
-    async def _connect(self) -> Connection:
+    async def connect(self) -> Connection:
+        """A new one. Raises NotConnected or Crowded."""
         if self._closed:
             raise NotConnected("this client was closed")
         if len(self._open) - len(self._idle) + self._connecting >= self.most:
@@ -259,7 +254,7 @@ class Asked:
     async def write(self) -> None:
         """Find a connection and write. Raises HttpError."""
         while True:
-            connection = await self._pool.take(fresh=self._again)
+            connection = (None if self._again else self._pool.kept()) or await self._pool.connect()
             if self._released:
                 connection.abort()
                 raise Broken("the request was given up here")
@@ -278,15 +273,17 @@ class Asked:
     async def answered(self) -> Answer:
         """Wait for the head. Raises HttpError."""
         while True:
-            assert self._answer is not None
+            answer = self._answer
+            assert answer is not None
             try:
-                await self._answer.head()
+                if not answer.status:
+                    await answer.head()
             except Stale:
                 if not self._may_retry():
                     raise
                 await self.write()
             else:
-                return self._answer
+                return answer
 
     def release(self) -> None:
         """Give up, or give back what has ended. Synchronous, idempotent."""

@@ -278,7 +278,10 @@ class Exchange:
         self.heard = True
         try:
             self.stream = await backend.open(self.plan)
-            chunk = await self._first_output(self.stream)
+            chunk = await self.stream.next()
+            self._count(chunk)
+            if chunk is not None and not chunk.tokens and not chunk.last:
+                chunk = await self._first_output(self.stream, chunk)
         except Exception:  # not when the client leaves: what it asked for is being computed
             self.heard = False
             raise
@@ -289,17 +292,14 @@ class Exchange:
         member.prefilled_tokens += self.held
         return chunk
 
-    async def _first_output(self, stream: Stream) -> Chunk | None:
+    async def _first_output(self, stream: Stream, first: Chunk) -> Chunk | None:
         """The first chunk with output in it, after the frames before it (the role, say): until then it may move."""
-        chunk = await stream.next()
-        self._count(chunk)
+        chunk: Chunk | None = first
         before: list[bytes] = []
         while chunk is not None and not chunk.tokens and not chunk.last:
             before.append(chunk.data)
             chunk = await stream.next()
             self._count(chunk)
-        if not before:
-            return chunk
         if chunk is None:
             return Chunk(b"".join(before), last=True)
         return Chunk(b"".join([*before, chunk.data]), chunk.tokens, chunk.usage, chunk.last)

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http.line import ABORT, Header
@@ -80,8 +81,9 @@ class Cycle(RequestResponseCycle):
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
-        if not (self.disconnected or self.response_complete):
-            self.flow.resume_reading()
+        if self.more_body and not (self.disconnected or self.response_complete):
+            if self.flow.read_paused:
+                self.flow.resume_reading()
             await self.message_event.wait()
             self.message_event.clear()
         if self.disconnected or self.response_complete:
@@ -90,8 +92,11 @@ class Cycle(RequestResponseCycle):
         return body, self.more_body
 
     async def gone(self) -> None:
-        while await self.read() is not None:
-            pass
+        while not (self.disconnected or self.response_complete):
+            self.body.clear()
+            self.flow.resume_reading()
+            self.message_event.clear()
+            await self.message_event.wait()
 
     def start(self, status: int, headers: list[Header], length: int = -1, close: bool = False) -> None:
         if self.disconnected:
@@ -109,8 +114,14 @@ class Cycle(RequestResponseCycle):
         self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
 
     def write(self, data: bytes, more: bool) -> None:
-        if not self.disconnected:
+        if self.disconnected:
+            return
+        if more or self.chunked_encoding or len(data) != self.expected_content_length or not self._head:
             self._body(data, more)
+            return
+        self.expected_content_length = 0
+        self._write(data)
+        self._end()
 
     async def drain(self) -> None:
         await self.flow.drain()
@@ -174,11 +185,14 @@ class Cycle(RequestResponseCycle):
                 raise RuntimeError("a body that is not as long as its content-length")
         self._write(body)
         if not more:
-            self.response_complete = True
-            self.message_event.set()
-            if not self.keep_alive:
-                self.transport.close()
-            self.on_response()
+            self._end()
+
+    def _end(self) -> None:
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
 
     def _write(self, body: bytes) -> None:
         head, self._head = self._head, b""
@@ -218,7 +232,14 @@ class FrontProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if b"pgrade" in data and self._between_requests():
             data = _without_upgrade(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
@@ -246,6 +267,20 @@ class FrontProtocol(HttpToolsProtocol):
         else:  # pipelined: it waits for the one before
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def _begin(self, cycle: Any) -> None:
         if cycle.relay is None:
@@ -277,7 +312,8 @@ class FrontProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._begin(self.pipeline.pop()[0])
         elif not self._in_head:

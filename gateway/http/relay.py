@@ -125,7 +125,12 @@ class _Request:
     async def _guarded(self) -> Refusal | None:
         """The answer, or the reason why there is none, told to the client if it is still there."""
         try:
-            await self._answer()
+            job = self._job(*await self._received())
+            self._streams = job.prompt.stream
+            if self._streams:
+                self._keep_alive_s = job.service.keep_alive_s
+            chunk = await self.exchange.first(job)
+            await (self._pump(chunk) if self._streams else self._join(chunk))
         except wire.Malformed as error:
             failed = Failed(error.refusal)
         except Failed as error:
@@ -188,22 +193,14 @@ class _Request:
 
     # -- request in -------------------------------------------------------------------------------------------------
 
-    async def _answer(self) -> None:
+    async def _received(self) -> tuple[Tenant, dict[bytes, bytes], bytes]:
+        """Who asks, the headers and the body. Raises Failed."""
         headers = dict(self._line.headers)
         self._request_id = self.exchange.request_id = wire.request_id(headers.get(b"x-request-id"))
         tenant = self.exchange.tenant = self._authenticate(headers)
         if self._trunk.draining:
             raise Failed(Refusal(Reason.DRAINING, "the gateway is shutting down"))
-        body = await self._body(headers)
-        job = self._job(tenant, headers, body)
-        self._streams = job.prompt.stream
-        if self._streams:
-            self._keep_alive_s = job.service.keep_alive_s
-        chunk = await self.exchange.first(job)
-        if self._streams:
-            await self._pump(chunk)
-        else:
-            await self._join(chunk)
+        return tenant, headers, await self._body(headers)
 
     def _authenticate(self, headers: Mapping[bytes, bytes]) -> Tenant:
         tenant = self._trunk.tenants.of(headers.get(b"authorization"))

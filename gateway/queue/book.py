@@ -104,6 +104,7 @@ class Book:
         self.wake: Callable[[bool], None] = lambda urgent: None
         self._pending: deque[tuple[int, Any]] = deque()
         self._beat = False
+        self._called = 0  # how it was woken since the last batch: 1 in time, 2 urgently
         self._number = 0
         self._encode: dict[int, Callable[[Any, float], wire.Event | None]] = {
             wire.SUBMIT: self._submit_event,
@@ -155,7 +156,13 @@ class Book:
             self._tell(wire.PROGRESS, place)
 
     def end(self, place: Place, output_tokens: int, ran: int) -> None:
-        self._remove(place, Phase.ENDED, None, output_tokens, ran)
+        if place.phase is Phase.WAITING:
+            self._remove(place, Phase.ENDED, None, output_tokens, ran)
+            return
+        del self.held[place.number]
+        place.phase = Phase.ENDED
+        if place.sent:
+            self._tell(wire.FINISH, (place.number, output_tokens, ran), self.crowded or bool(self.waiting))
 
     def beat(self) -> None:
         """Say with the next turn that this process lives."""
@@ -199,6 +206,7 @@ class Book:
         """The next events, at most what a turn may hold. They count as told from here on."""
         events: list[wire.Event] = [[wire.BEAT]] if self._beat else []
         self._beat = False
+        self._called = 0
         while self._pending and len(events) < wire.MAX_EVENTS:
             code, what = self._pending.popleft()
             encode = self._encode.get(code)
@@ -273,16 +281,17 @@ class Book:
     def _remove(
         self, place: Place, phase: Phase, why: Refusal | None, output_tokens: int = 0, ran: int = wire.NOT_RUN
     ) -> None:
-        was_held = place.phase is Phase.HELD
-        del (self.held if was_held else self.waiting)[place.number]
+        """Of a place that waits."""
+        del self.waiting[place.number]
         if place.sent:
-            urgent = was_held and (self.crowded or bool(self.waiting))
-            self._tell(wire.FINISH, (place.number, output_tokens, ran), urgent)
+            self._tell(wire.FINISH, (place.number, output_tokens, ran))
         place.close(phase, why)
 
     def _tell(self, code: int, what: Any, urgent: bool = False) -> None:
         self._pending.append((code, what))
-        self.wake(urgent)
+        if self._called < 1 + urgent:
+            self._called = 1 + urgent
+            self.wake(urgent)
 
     # events as they travel; None where nothing is left to say
 

@@ -1,18 +1,17 @@
 """One connection to one store server: open, one command at a time, close. Nothing else touches a socket.
 
-redis-py retries silently by default and would reconnect inside a call. Both are off: what may have run is sent again
-only by a protocol that knows how, and only after it has seen which server answers.
+Not redis-py's connection: its streams and parsers around hiredis cost several times what a turn's own bytes do, and it
+would reconnect inside a call, while what may have run must be sent again only by a protocol that knows how, and only
+after it has seen which server answers.
 """
 
 import asyncio
 import ssl
-from typing import Any
+from typing import Any, cast
 
+import hiredis
 import redis.exceptions
 from msgspec import Struct
-from redis.asyncio.connection import AbstractConnection, Connection, UnixDomainSocketConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from gateway.queue import wire
 
@@ -64,47 +63,138 @@ class Login(Struct, frozen=True):
 class Channel:
     """An open, authenticated connection to `address`. A call that was cancelled leaves it of no use: close it."""
 
-    __slots__ = ("_connection", "address")
+    __slots__ = ("_line", "address")
 
-    def __init__(self, address: Address, connection: AbstractConnection) -> None:
+    def __init__(self, address: Address, line: "_Line") -> None:
         self.address = address
-        self._connection = connection
+        self._line = line
 
     def __repr__(self) -> str:
-        return f"<Channel {self.address}{'' if self._connection.is_connected else ' closed'}>"
+        return f"<Channel {self.address}{' closed' if self._line.lost else ''}>"
 
     @classmethod
     async def connect(cls, address: Address, login: Login, tls: ssl.SSLContext | None = None) -> "Channel":
         """Within CONNECT_S. Raises StoreAway, or StoreUnfit for a login that is refused."""
-        connection = _connection(address, login, tls)
+        line = _Line()
+        channel = cls(address, line)
         try:
             async with asyncio.timeout(CONNECT_S):
-                await connection.connect()  # type: ignore[no-untyped-call]
+                await _dial(line, address, tls)
+                await _log_in(channel, login)
         except GONE as error:
-            await connection.disconnect(nowait=True)
-            raise fault(error) from None
+            line.abort()
+            raise fault(error, address) from None
+        except redis.exceptions.ResponseError as error:
+            line.abort()
+            raise StoreUnfit(f"store.password_env, store.password_file or store.url: {error}") from None
         except BaseException:
-            await connection.disconnect(nowait=True)
+            line.abort()
             raise
-        return cls(address, connection)
+        return channel
 
     async def call(self, *words: bytes) -> Any:
         """One command and its answer: bytes, integers, None and lists of them (in which errors are exceptions).
 
         Raises one of GONE, after which the channel is of no use; redis's ResponseError for an error answer.
         """
-        connection = self._connection
-        if not connection.is_connected:
-            raise StoreAway("the connection to the store is closed")
-        await connection.send_packed_command([wire.command(*words)], check_health=False)
-        try:
-            return await connection.read_response(disable_decoding=True)
-        except redis.exceptions.ResponseError as error:
-            raise as_answered(error) from None
+        reply = await self._line.ask(wire.command(*words))
+        if isinstance(reply, redis.exceptions.ResponseError):
+            raise as_answered(reply)
+        return reply
 
     async def close(self) -> None:
         """At once, without a word to the server."""
-        await self._connection.disconnect(nowait=True)
+        self._line.abort()
+
+
+class _Line(asyncio.Protocol):
+    """Bytes out, and one reply at a time back. `lost` is why no more will come, None while it is open."""
+
+    __slots__ = ("_reader", "_transport", "_waiter", "lost")
+
+    def __init__(self) -> None:
+        self.lost: Exception | None = None
+        self._reader = hiredis.Reader(protocolError=redis.exceptions.InvalidResponse, replyError=_answered)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[Any] | None = None
+
+    async def ask(self, command: bytes) -> Any:
+        """The next reply; an error answer is an exception in it. Raises one of GONE."""
+        if self.lost is not None:
+            raise StoreAway(str(self.lost))
+        assert self._transport is not None
+        assert self._waiter is None, "one call at a time"
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._transport.write(command)
+        try:
+            return await self._waiter
+        except asyncio.CancelledError:
+            self._fail(StoreAway("a call was given up, and its answer may still come"))
+            raise
+        finally:
+            self._waiter = None
+
+    def abort(self) -> None:
+        self._fail(StoreAway("the connection to the store is closed"))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        if self.lost is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._fail(StoreAway("the store said something that nobody asked for"))
+            return
+        try:
+            reply = self._reader.gets()
+        except redis.exceptions.InvalidResponse as error:
+            self._fail(error)
+            return
+        if reply is not False:  # it is not whole yet
+            waiter.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(StoreAway(f"the store closed the connection{f': {exc}' if exc else ''}"))
+
+    def _fail(self, error: Exception) -> None:
+        if self.lost is None:
+            self.lost = error
+        if self._transport is not None:
+            self._transport.abort()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(self.lost)
+
+
+async def _dial(line: _Line, address: Address, tls: ssl.SSLContext | None) -> None:
+    loop = asyncio.get_running_loop()
+    if address.path:
+        await loop.create_unix_connection(lambda: line, address.path)
+    else:
+        name = address.host if tls is not None else None
+        await loop.create_connection(lambda: line, address.host, address.port, ssl=tls, server_hostname=name)
+
+
+async def _log_in(channel: Channel, login: Login) -> None:
+    if login.password:
+        await ask(channel, "AUTH", *([login.username] if login.username else []), login.password)
+    if login.database:
+        await ask(channel, "SELECT", str(login.database))
+    else:
+        await ask(channel, "PING")  # refused where a password is needed and none was given
+
+
+_KINDS: dict[str, type[redis.exceptions.ResponseError]] = {
+    "NOSCRIPT": redis.exceptions.NoScriptError,
+    "NOPERM": redis.exceptions.NoPermissionError,
+}
+
+
+def _answered(text: str) -> redis.exceptions.ResponseError:
+    """An error answer, of the kind that somebody here asks for."""
+    return _KINDS.get(text.partition(" ")[0], redis.exceptions.ResponseError)(text)
 
 
 async def ask(channel: Channel, *words: str) -> Any:
@@ -114,46 +204,11 @@ async def ask(channel: Channel, *words: str) -> Any:
 
 def as_answered(error: redis.exceptions.ResponseError) -> Exception:
     """An error answer as what it means: StoreAway where it says that nothing ran and another time or server may do."""
-    code = error.status_code or str(error).partition(" ")[0]
-    if code in NOT_NOW:
-        return StoreAway(f"store.url: the server answers {code} {str(error).removeprefix(code).strip()}".rstrip())
+    if str(error).partition(" ")[0] in NOT_NOW:
+        return StoreAway(f"store.url: the server answers {error}".rstrip())
     return error
 
 
-def fault(error: BaseException) -> StoreUnfit | StoreAway:
-    """What a failure to connect means. redis-py wraps a wrong password in a connection error."""
-    for cause in (error, error.__cause__):
-        if isinstance(cause, redis.exceptions.AuthenticationError):
-            return StoreUnfit(f"store.password_env, store.password_file or store.url: {cause}")
-    if isinstance(error, StoreAway):
-        return error
-    return StoreAway(f"store.url: {str(error) or 'no answer'}")
-
-
-class _TlsConnection(Connection):
-    """TLS with a context that was made once, for every address."""
-
-    def __init__(self, context: ssl.SSLContext, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._context = context
-
-    def _connection_arguments(self) -> dict[str, Any]:
-        return {**super()._connection_arguments(), "ssl": self._context}
-
-
-def _connection(address: Address, login: Login, tls: ssl.SSLContext | None) -> AbstractConnection:
-    common: dict[str, Any] = {
-        "db": login.database,
-        "username": login.username or None,
-        "password": login.password or None,
-        "protocol": 2,
-        "socket_timeout": None,
-        "socket_connect_timeout": CONNECT_S,
-        "retry": Retry(NoBackoff(), 0),
-        "health_check_interval": 0,
-        "driver_info": None,
-    }
-    if address.path:
-        return UnixDomainSocketConnection(path=address.path, **common)
-    where: dict[str, Any] = {"host": address.host, "port": address.port}
-    return _TlsConnection(tls, **where, **common) if tls else Connection(**where, **common)
+def fault(error: BaseException, address: Address) -> StoreAway:
+    """What a failure to reach the store means."""
+    return error if isinstance(error, StoreAway) else StoreAway(f"store.url: {address}: {str(error) or 'no answer'}")

@@ -62,7 +62,7 @@ class Link:
                 await link.load()
         except GONE as error:
             await channel.close()
-            raise fault(error) from None
+            raise fault(error, channel.address) from None
         except redis.exceptions.ResponseError as error:
             await channel.close()
             raise StoreUnfit(f"store.url: the server refuses what the queue needs: {error}") from None

@@ -100,8 +100,9 @@ class Turns:
         while not self._done():
             await self._go.wait()
             self._go.clear()
+            again = self._session.flying
             await self._turn(link)
-            if self._session.book.cut:
+            if again or self._session.book.cut:  # what happened meanwhile has not been told
                 self._go.set()
 
     async def _turn(self, link: Link) -> None:
