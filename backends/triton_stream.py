@@ -131,19 +131,20 @@ class TritonStream:
 
     async def next(self) -> Chunk | None:
         """See `backends.protocol.Stream`."""
-        while not self._closed:
+        while not (self._closed or self._ended):
+            if self._late:
+                raise BackendLost(self._late)
+            message = await self._read()
+            if message is None:
+                break
+            self._hear(message)
             chunk = self._answer.take()
             if chunk is not None:
                 if chunk.last:  # the engine need not know: stop strings are found here
                     self._leave()
                 return chunk
-            if self._late:
-                raise BackendLost(self._late)
-            if self._ended:
-                return None
-            message = await self._read()
-            if message is not None:
-                self._hear(message)
+        if self._late and not self._closed:
+            raise BackendLost(self._late)
         return None
 
     async def aclose(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from backends.triton import Triton
 from tests.contract.bench import Bench
@@ -57,3 +58,9 @@ async def bench(dialect: str, tokenizer: Path) -> AsyncIterator[Bench]:
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.__name__)
 def test_contract(one: Case, dialect: Any, tokenizer: Path) -> None:
     asyncio.run(play(lambda: bench(dialect, tokenizer), one))
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda one: one.__name__)
+def test_contract_on_uvloop(one: Case, tokenizer: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play(lambda: bench("inflight-tokens", tokenizer), one))
