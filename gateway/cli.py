@@ -17,6 +17,7 @@ from gateway.greeting import greeting
 from gateway.queue.client import StoreAway, StoreUnfit
 from gateway.serving import ListenError, check_tls, is_loopback, listen, run
 from gateway.telemetry import logs
+from gateway.telemetry.start import check_telemetry
 from gateway.tenants import Tenants, hash_key, new_key
 from gateway.tenants_command import AdminError
 from gateway.upstream import UpstreamError, discover
@@ -95,6 +96,7 @@ def _serve(args: argparse.Namespace) -> int:
     tenants = Tenants(config)
     check_reach(config, tenants, allow_open=args.allow_open)
     check_tls(config.server)
+    check_telemetry(config)
     with listen(config.server) as listener:
         text = greeting(config, tenants, listener.getsockname()[1])
 
@@ -152,6 +154,7 @@ def _check(args: argparse.Namespace) -> int:
     config = _configuration(args.config)
     Tenants(config)
     check_tls(config.server)
+    check_telemetry(config)
     text, well = asyncio.run(checkup(config))
     print(text)
     return 0 if well else 1

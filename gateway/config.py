@@ -14,6 +14,7 @@ from backends.triton import Triton
 from backends.vllm import Vllm
 from gateway.queue.client import Store
 from gateway.telemetry.metrics import MetricsConfig
+from gateway.telemetry.settings import Telemetry
 from policies.order import Order
 from policies.quota import Limit, TenantLimits
 from policies.retry import RetryRule
@@ -131,6 +132,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     order: Order = Order()
     metrics: MetricsConfig = MetricsConfig()
     retry: RetryRule = RetryRule()
+    telemetry: Telemetry = Telemetry()
     default_class: str = "standard"
     classes: tuple[ServiceClass, ...] = field(name="class", default=DEFAULT_CLASSES)
     tenants: tuple[TenantConfig, ...] = field(name="tenant", default=())

@@ -17,6 +17,7 @@ from gateway.clock import now
 from gateway.job import Failed, Job, WentDown, failure, ms_until, refusal_of
 from gateway.pool import Member, Unservable
 from gateway.queue.client import Place, QueueRefusal, Quota
+from gateway.telemetry.context import Context, log_fields
 from gateway.telemetry.watcher import Attempt
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
@@ -76,6 +77,7 @@ class Exchange:
         "stream",
         "submitted_at",
         "tenant",
+        "trace",
         "tried",
         "trunk",
         "usage",
@@ -109,6 +111,7 @@ class Exchange:
         self.api = Api.CHAT  # by which it came in
         self.tenant: Tenant | None = None  # once it is known
         self.request_id = ""
+        self.trace: Context | None = None  # where traces are made
         self.status = 0  # of the response, once it has begun
 
     def __repr__(self) -> str:
@@ -315,7 +318,8 @@ class Exchange:
             member.breaker.failure(at)
         elif isinstance(error, BackendLost) and not unheard:
             member.lost(at)
-        log.warning("%s failed before its first chunk: %s", member.config.name, error)
+        fields = log_fields(self.request_id, self.trace)
+        log.warning("%s failed before its first chunk: %s", member.config.name, error, extra=fields)
         self._let_go(ran=False)
         self.tried.add(member.position)
         wait_s = error.retry_after_s if isinstance(error, BackendBusy) else 0.0

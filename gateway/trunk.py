@@ -14,6 +14,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.metrics_sampler import Sampler
 from gateway.telemetry.metrics_sheet import Board
 from gateway.telemetry.metrics_text import Scrape
+from gateway.telemetry.start import Telemetry
 from gateway.telemetry.watcher import Watchers
 from gateway.tenants import Tenant, Tenants
 from gateway.ticker import Ticker
@@ -48,6 +49,8 @@ class Trunk:
         self.draining = False
         self.watchers = Watchers()
         self.watchers.add(self.metrics)
+        self.telemetry = Telemetry(config)
+        self.trace_sampler = self.telemetry.sampler
         self._keepers: list[asyncio.Task[None]] = []
         self.ticker: Ticker
         self.queue: Queue
@@ -85,6 +88,7 @@ class Trunk:
             for member in pool.members:
                 name = f"backend {member.config.name} of {pool.model}"
                 self._keepers.append(self.supervisor.start(name, pool.keep(member)))
+        self.telemetry.start(self.watchers)
 
     async def aclose(self) -> None:
         """End what still runs, give every lease back, close the backends, then the queue."""
@@ -98,6 +102,7 @@ class Trunk:
         await self.keyring.aclose()
         await self.queue.aclose()
         await self.supervisor.aclose()
+        await self.telemetry.aclose()
 
     async def drain(self, limit_s: float) -> None:
         """Refuse new work; let what runs finish for at most `limit_s`, then cut it."""

@@ -94,8 +94,8 @@ def _settings() -> set[str]:
     from gateway.config import Config, PoolConfig, TenantConfig
     from policies.types import ServiceClass
 
-    server, store, metrics = type(Config().server), type(Config().store), type(Config().metrics)
-    structs = (Config, server, store, metrics, ServiceClass, TenantConfig, PoolConfig, *_engines())
+    sections = [type(getattr(Config(), name)) for name in ("server", "store", "metrics", "telemetry")]
+    structs = (Config, *sections, ServiceClass, TenantConfig, PoolConfig, *_engines())
     return {field.encode_name for struct in structs for field in msgspec.structs.fields(struct)}
 
 

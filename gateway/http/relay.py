@@ -16,6 +16,7 @@ from gateway.exchange import Exchange
 from gateway.http import errors, wire
 from gateway.http.line import AsgiLine, Header, Line
 from gateway.job import Failed, Job
+from gateway.telemetry.context import log_fields
 from gateway.telemetry.phases import server_timing
 from gateway.tenants import Tenant
 from gateway.trunk import Trunk
@@ -141,7 +142,8 @@ class _Request:
             self._task.uncancel()
             failed = Failed(self._stopped)
         except Exception:
-            log.exception("request %s failed inside the gateway", self._request_id)
+            fields = log_fields(self._request_id, self.exchange.trace)
+            log.exception("a request failed inside the gateway", extra=fields)
             failed = Failed(Refusal(Reason.INTERNAL, "an error inside the gateway"))
         else:
             return None
@@ -197,6 +199,8 @@ class _Request:
         """Who asks, the headers and the body. Raises Failed."""
         headers = dict(self._line.headers)
         self._request_id = self.exchange.request_id = wire.request_id(headers.get(b"x-request-id"))
+        if (sampler := self._trunk.trace_sampler) is not None:
+            self.exchange.trace = sampler.begin(headers)
         tenant = self.exchange.tenant = self._authenticate(headers)
         if self._trunk.draining:
             raise Failed(Refusal(Reason.DRAINING, "the gateway is shutting down"))
@@ -259,11 +263,17 @@ class _Request:
             request_id=self._request_id,
             rank=service.rank,
             headers=(("x-request-id", self._request_id),),
-            trace=wire.trace(headers) if b"traceparent" in headers else (),
+            trace=self._trace(headers),
         )
         wanted = {} if pool.every_feature else wire.features(body)
         known, again = wire.identity(self._kind, headers, body), wire.comes_again(headers)
         return Job(tenant, service, pool, prompt, wanted, first_by, end_by, goal.tpot_ms, known, again)
+
+    def _trace(self, headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+        """What the engine is told: our place in the trace, the client's where nothing is traced here."""
+        if self.exchange.trace is not None:
+            return self.exchange.trace.headers()
+        return wire.trace(headers) if b"traceparent" in headers else ()
 
     # -- answer out -------------------------------------------------------------------------------------------------
 
