@@ -28,6 +28,7 @@ from policies.types import Ticket
 
 log = logging.getLogger(__name__)
 
+NOBODYS = Kind("", "")
 REPORT_EVERY = 32  # output tokens after which the shared queue hears what KV is expected now
 _EVENTS = {Reason.EXPIRED: Event.EXPIRE, Reason.CLIENT_GONE: Event.LEAVE}
 _FAULTS = frozenset({Reason.ENGINE_ERROR, Reason.ENGINE_LOST, Reason.INTERNAL})
@@ -93,7 +94,7 @@ class Exchange:
         self.stream: Stream | None = None
         self.tried: set[int] = set()
         self.first_by = self.end_by = 0.0  # the job's, or nearer: one that comes again has those it had first
-        self.kind = Kind("", "")  # whose answers this one will resemble
+        self.kind = NOBODYS  # whose answers this one will resemble
         self.held = 0  # prompt tokens that its member counts for it
         self.chunks = 0  # output tokens seen so far
         self.report_at = REPORT_EVERY  # output tokens at which to report next
@@ -122,7 +123,7 @@ class Exchange:
         """The first chunk, from whichever backend gives it first. Raises Failed."""
         self.job, self.asked_at = job, now()
         self.first_by, self.end_by = job.first_by, job.end_by
-        self.kind = Kind(job.tenant.name, job.pool.model, job.prompt.kind.value)
+        self.kind = Kind(job.tenant.name, job.pool.model, job.prompt.kind)
         budget = self.trunk.retries.of(job.tenant.name)
         (budget.repeat if job.again else budget.request)(self.received_at)
         self.trunk.queue.declare_tenant(job.tenant.name, job.tenant.limits)

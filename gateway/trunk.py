@@ -99,6 +99,7 @@ class Trunk:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await self.reaper.drain()
+        self.watchers.close()
         await self.keyring.aclose()
         await self.queue.aclose()
         await self.supervisor.aclose()

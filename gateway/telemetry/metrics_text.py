@@ -43,6 +43,7 @@ class Scrape:
         What the store would tell is left out while it cannot be asked.
         """
         seen = await self._seen()
+        self._trunk.watchers.flush()
         self._sampler.sample()
         at = now()
         rows = [*self._board.rows(at), Row("signalbox_workers", (), [float(self._board.alive(at))])]
