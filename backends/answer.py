@@ -122,6 +122,10 @@ class Answer:
         return bool(self._voices[index].reason)
 
     @property
+    def choices(self) -> int:
+        return len(self._voices)
+
+    @property
     def done(self) -> bool:
         """Whether every choice is over. The engine may not know: a stop string was found here."""
         return all(voice.reason for voice in self._voices)

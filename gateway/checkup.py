@@ -7,8 +7,7 @@ from msgspec import Struct
 
 from backends.bundle import Bundle
 from backends.protocol import BackendBusy, BackendError, BackendLost, Refused
-from backends.vllm import Vllm
-from gateway.config import Config, Engine
+from gateway.config import IN_PROCESS, Config, Engine
 from gateway.pool import Pool
 from gateway.queue.channel import GONE, StoreAway, StoreUnfit, ask
 from gateway.queue.client import Store
@@ -72,7 +71,7 @@ async def _facts(target: Target) -> dict[str, str]:
 async def look_at(model: str, engine: Engine) -> Finding:
     """Connect one engine as a gateway would, read what it is, let it go."""
     name = (model, engine.name, str(engine.__struct_config__.tag))
-    limit_s = IN_PROCESS_S if isinstance(engine, Vllm) else REMOTE_S
+    limit_s = IN_PROCESS_S if isinstance(engine, IN_PROCESS) else REMOTE_S
     pool = Pool(model, (engine,), Reaper())
     try:
         async with asyncio.timeout(limit_s):

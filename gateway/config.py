@@ -11,6 +11,7 @@ from msgspec import Meta, Struct, field
 from backends.openai import OpenAI
 from backends.simulated import Simulated
 from backends.triton import Triton
+from backends.trtllm import TrtLlm
 from backends.vllm import Vllm
 from gateway.queue.client import Store
 from gateway.telemetry.metrics import MetricsConfig
@@ -20,7 +21,9 @@ from policies.quota import Limit, TenantLimits
 from policies.retry import RetryRule
 from policies.types import ServiceClass
 
-Engine = OpenAI | Vllm | Triton | Simulated
+Engine = OpenAI | Vllm | Triton | TrtLlm | Simulated
+IN_PROCESS = (Vllm, TrtLlm)
+"""Engines that this process holds: there is one of each, and starting one takes minutes."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
 """Of a tenant: it goes into store keys and metric labels."""
@@ -197,11 +200,11 @@ def _server_faults(config: Config) -> Iterator[tuple[str, str]]:
         yield f"$.server.{missing}", "TLS needs both tls_cert_file and tls_key_file"
     if config.server.workers > 1:
         for path, engine in engines(config):
-            if isinstance(engine, Vllm):
+            if isinstance(engine, IN_PROCESS):
                 yield (
                     f"{path}.kind",
                     f"an engine in this process can't be shared by {config.server.workers} workers: "
-                    "use workers = 1, or run vLLM's own server and attach it with kind = 'openai'",
+                    "use workers = 1, or run the engine's own server and attach it with kind = 'openai'",
                 )
 
 

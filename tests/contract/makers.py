@@ -1,15 +1,20 @@
 """The backends that the contract suite runs over here. Real engines come in through `tests/engines`."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from backends import words
 from backends.openai import OpenAI
 from backends.simulated import Simulated
+from backends.trtllm import TrtLlm
 from tests.contract.bench import Bench
 from tests.contract.suite import MakeBench
-from tests.support import virtual
+from tests.support import fake_trtllm, virtual
+from tests.support.tokenizers import byte_level, save
 from tests.support.upstream import Upstream
 
 
@@ -62,8 +67,37 @@ async def remote() -> AsyncIterator[Bench]:
         await backend.aclose()
 
 
+@asynccontextmanager
+async def trtllm() -> AsyncIterator[Bench]:
+    """TensorRT-LLM in this process, by its stand-in."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(byte_level(), Path(folder))
+        known = await asyncio.to_thread(words.load, folder)
+        with fake_trtllm.install(known.encode(fake_trtllm.TEXT, special=False)):
+            backend: Any = await TrtLlm(name="trt", model=folder, args={"max_seq_len": 512}).connect("trt-model")
+            (llm,) = fake_trtllm.LLM.built
+
+            async def busy() -> int:
+                return llm.held
+
+            async def kill() -> None:
+                llm.crash()
+
+            yield Bench(
+                backend=backend,
+                model="trt-model",
+                busy=busy,
+                kill=kill,
+                can=frozenset({"kill", "stop", "exact", "choices", "checks", "repeats", "busy-gauge"}),
+                unsupported={"tools": [{"type": "function", "function": {"name": "f"}}], "logit_bias": {"5": 1}},
+                idle_s=1.0,
+            )
+            await backend.aclose()
+
+
 MAKERS = [
     Maker("simulated", simulated, virtual.run),
     Maker("simulated in real time", simulated, asyncio.run),
     Maker("openai", remote, asyncio.run),
+    Maker("trtllm", trtllm, asyncio.run),
 ]
