@@ -76,7 +76,7 @@ class Load:
 async def measure(url: str, seconds: float) -> None:
     supervisor = Supervisor(lambda: None)
     queue = await Queue.connect(Store(url=url), supervisor)
-    store = redis.from_url(queue.turns.target.url)
+    store = redis.from_url(queue.target.url)
     print(f"{queue!r}; load {os.getloadavg()[0]:.1f}")
     print(f"{'':16}{'req/s':>8}{'client us':>11}{'store us':>10}{'wait us':>9}{'turns/req':>11}")
     for workers, kind in CASES:

@@ -11,8 +11,8 @@ from msgspec import Struct
 from backends.simengine import Shape
 from bench.sim_site import Call, Outcome, Seen, Site
 from bench.sim_store import KEYS, Process, SimulationFault, Store
-from gateway.queue.book import BackendShare, PoolShare
 from gateway.queue.place import Phase, Place
+from gateway.queue.share import BackendShare, PoolShare
 from policies.fairness import prices
 from policies.forecast import Demand, Due, Load, Verdict, failed, idle_tests
 from policies.lengths import Kind, Lengths, Outlook

@@ -13,7 +13,7 @@ from gateway.queue.channel import GONE, StoreAway, StoreUnfit, ask
 from gateway.queue.client import Store
 from gateway.queue.embedded import Embedded
 from gateway.queue.link import check_server, facts_of
-from gateway.queue.target import Target, secret
+from gateway.queue.target import Target
 from gateway.reaper import Reaper
 
 REMOTE_S = 10.0
@@ -44,10 +44,9 @@ async def look_at_store(store: Store) -> Finding:
     """Reach the store as a gateway would and read its version. Nothing is written to it."""
     embedded: Embedded | None = None
     try:
-        password = secret("store.password", store.password_env, store.password_file)
         embedded = await Embedded.start() if store.url == "embedded" else None
         async with asyncio.timeout(REMOTE_S):
-            facts = await _facts(Target(embedded.url if embedded else store.url, store.namespace, password))
+            facts = await _facts(store.target(embedded))
         check_server(facts)
     except TimeoutError:
         return Finding((store.url,), f"did not answer within {REMOTE_S:.0f} s")

@@ -73,7 +73,7 @@ class Trunk:
         self.ticker = Ticker()
         self.queue = await Queue.connect(self.config.store, self.supervisor)
         self.queue.turns.turned = self.metrics.turned
-        self.keyring = Keyring(self.queue.turns.target, self.tenants)
+        self.keyring = Keyring(self.queue.target, self.tenants)
         try:
             await self.keyring.start(self.supervisor)
         except BaseException:

@@ -65,7 +65,7 @@ def _health(trunk: Trunk) -> list[BaseRouteHandler]:
             pool.model: {m.config.name: "up" if m.backend else (m.trouble or "down") for m in pool.members}
             for pool in trunk.pools.values()
         }
-        ready = Ready(trunk.ready, "lost" if trunk.queue.lost else "up", pools)
+        ready = Ready(trunk.ready, trunk.queue.state, pools)
         return Response(ready, status_code=200 if ready.ready else 503)
 
     return [livez, readyz]

@@ -5,53 +5,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import astuple
-
 from gateway.queue import wire
 from gateway.queue.place import Phase, Place, Quota, uncached
+from gateway.queue.share import PoolShare, backend_event, part, tenant_event
 from policies.quota import TenantLimits
 from policies.reasons import Reason, Refusal
 from policies.types import Ticket
 
 log = logging.getLogger(__name__)
-
-
-class BackendShare(Struct, frozen=True):
-    """What the queue may hand to one backend. `open` false: no new leases, running ones stay.
-
-    The step time is `step_us` and, more, `prefill_ns` per prompt token, `running_us` per decoding request and `kv_ns`
-    per token of their contexts; where the first two are 0, `prefill_tokens_per_s` is all that is known and no pace is
-    tested. `safety_milli` is the factor on predicted times, `kv_deviations_milli` how many deviations of the expected
-    KV tokens are kept free, both in thousandths.
-    """
-
-    name: str
-    max_running: int
-    prefill_tokens_per_s: int
-    kv_tokens: int
-    chunk_tokens: int
-    open: bool = True
-    step_us: int = 0
-    prefill_ns: int = 0
-    running_us: int = 0
-    kv_ns: int = 0
-    safety_milli: int = 1150
-    kv_deviations_milli: int = 2000
-
-
-class PoolShare(Struct, frozen=True):
-    """The backends of one pool. Grants name a backend by its position here; ledgers follow its name."""
-
-    name: str
-    backends: tuple[BackendShare, ...]
-
-    def __post_init__(self) -> None:
-        names = [share.name for share in self.backends]
-        if not self.name or not all(names):
-            raise ValueError(f"pool {self.name!r}: pools and backends need a name")
-        if len(set(names)) < len(names):
-            raise ValueError(f"pool {self.name!r}: two backends have the same name")
 
 
 NO_LIMITS = TenantLimits()
@@ -84,7 +45,7 @@ class Book:
     `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `depths` is how many wait
     by pool and rank, as last heard. `known` is the number of tickets the store has of this process once all batches
     taken are applied; `crowded`: somebody waits in a pool; `doubted`: the store granted what is held already; `cut`:
-    the last batch could not take all.
+    the last batch could not take all. `parts`: what is declared is one of so many parts of what there is.
     """
 
     def __init__(self, max_queued: int) -> None:
@@ -94,6 +55,7 @@ class Book:
         self.tenants: dict[str, TenantLimits] = {}
         self.depths: dict[str, list[int]] = {}
         self.known = 0
+        self.parts = 1
         self.crowded = False
         self.leaving = False
         self.doubted = False
@@ -368,25 +330,8 @@ class Book:
         return [wire.FINISH, number, max(0, output_tokens), ran]
 
     def _pool_event(self, name: str, _: float) -> wire.Event:
-        shares = [_share(share) for share in self.pools[name].backends]
-        return [wire.POOL, name, self._max_queued, shares]
+        shares = [backend_event(share, self.parts) for share in self.pools[name].backends]
+        return [wire.POOL, name, part(self._max_queued, self.parts), shares]
 
     def _tenant_event(self, name: str, _: float) -> wire.Event:
-        return [wire.TENANT, name, *astuple(self.tenants[name])]
-
-
-def _share(share: BackendShare) -> wire.Event:
-    return [
-        share.name,
-        share.max_running,
-        share.prefill_tokens_per_s,
-        share.kv_tokens,
-        share.chunk_tokens,
-        int(share.open),
-        share.step_us,
-        share.prefill_ns,
-        share.running_us,
-        share.kv_ns,
-        share.safety_milli,
-        share.kv_deviations_milli,
-    ]
+        return tenant_event(name, self.tenants[name], self.parts)

@@ -17,6 +17,8 @@ from gateway.queue import wire
 
 CONNECT_S = 2.0
 
+LOGIN_FIELD = "store.password_env, store.password_file or store.url"
+
 
 class StoreUnfit(Exception):
     """The store may not be used: too old, evicting, or a URL that is not supported. Names the field."""
@@ -73,8 +75,10 @@ class Channel:
         return f"<Channel {self.address}{' closed' if self._line.lost else ''}>"
 
     @classmethod
-    async def connect(cls, address: Address, login: Login, tls: ssl.SSLContext | None = None) -> "Channel":
-        """Within CONNECT_S. Raises StoreAway, or StoreUnfit for a login that is refused."""
+    async def connect(
+        cls, address: Address, login: Login, tls: ssl.SSLContext | None = None, field: str = LOGIN_FIELD
+    ) -> "Channel":
+        """Within CONNECT_S. Raises StoreAway, or StoreUnfit for a login that is refused, which names `field`."""
         line = _Line()
         channel = cls(address, line)
         try:
@@ -86,7 +90,7 @@ class Channel:
             raise fault(error, address) from None
         except redis.exceptions.ResponseError as error:
             line.abort()
-            raise StoreUnfit(f"store.password_env, store.password_file or store.url: {error}") from None
+            raise StoreUnfit(f"{field}: {error}") from None
         except BaseException:
             line.abort()
             raise

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gateway import clock
-from gateway.queue.book import BackendShare, Book, PoolShare
+from gateway.queue.book import Book
 from gateway.queue.channel import StoreAway, StoreUnfit
 from gateway.queue.embedded import Embedded
 from gateway.queue.keys import Keys
@@ -18,8 +18,11 @@ from gateway.queue.link import Link
 from gateway.queue.mailbox import Mailbox
 from gateway.queue.place import Place, QueueRefusal, Quota
 from gateway.queue.session import Session
+from gateway.queue.share import BackendShare, PoolShare
 from gateway.queue.target import Target, secret
-from gateway.queue.turns import Turns
+from gateway.queue.turns import LOCAL, Turns
+from gateway.queue.urls import read_url
+from gateway.queue.watch import Fallback, follow
 from gateway.supervisor import Supervisor
 from policies.quota import TenantLimits
 from policies.types import Ticket
@@ -37,9 +40,10 @@ BYE_S = 2.0
 class Store(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the shared queue is kept: the `[store]` section.
 
-    `url`: `embedded` starts a private server; `redis://`, `rediss://` and `unix://` use yours. `namespace` is the hash
-    tag of all keys; `max_queued` the tickets that may wait per pool. A password comes from an environment variable or a
-    file, by name.
+    `url`: `embedded` starts a private server; anything else is yours, see `gateway.queue.urls`. `namespace` is the hash
+    tag of all keys; `max_queued` the tickets that may wait per pool. `on_loss`: while the store is gone, new requests
+    are refused, or each process goes on locally with its part of everything. Passwords come from an environment
+    variable or a file, by name.
     """
 
     url: str = "embedded"
@@ -48,16 +52,43 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True):
     max_queued: Annotated[int, Meta(ge=0)] = 10_000
     password_env: str = ""
     password_file: str = ""
+    sentinel_password_env: str = ""
+    sentinel_password_file: str = ""
 
     def __post_init__(self) -> None:
-        if self.on_loss == "local":
-            raise ValueError("store.on_loss: `local` is not available yet; use `refuse`")
+        if self.on_loss == "local" and self.url == "embedded":
+            raise ValueError("store.on_loss: `local` is for a store of your own; the embedded one is started again")
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.namespace):
             raise ValueError("store.namespace: letters, digits, `_`, `.` and `-` only")
         if self.password_env and self.password_file:
             raise ValueError("store.password_env, store.password_file: give one of them")
-        if self.url != "embedded" and "://" not in self.url:
-            raise ValueError("store.url: `embedded` or a redis://, rediss:// or unix:// address")
+        if self.sentinel_password_env and self.sentinel_password_file:
+            raise ValueError("store.sentinel_password_env, store.sentinel_password_file: give one of them")
+        if self.url != "embedded":
+            try:
+                kind = read_url(self.url).kind
+            except ValueError as error:
+                raise ValueError(f"store.url: `embedded`, or: {error}") from None
+            if (self.sentinel_password_env or self.sentinel_password_file) and kind != "sentinel":
+                raise ValueError("store.sentinel_password_env, store.sentinel_password_file: the url has no sentinels")
+
+    def target(self, embedded: Embedded | None = None) -> Target:
+        """Where it is, with the secrets read. Raises StoreUnfit."""
+        password = secret("store.password", self.password_env, self.password_file)
+        of_sentinels = secret("store.sentinel_password", self.sentinel_password_env, self.sentinel_password_file)
+        return Target(embedded.url if embedded else self.url, self.namespace, password, of_sentinels)
+
+
+async def _start_embedded(settings: Store) -> Embedded | None:
+    """The store, or what stands in for it when it is lost. Raises StoreUnfit."""
+    if settings.url == "embedded":
+        return await Embedded.start()
+    if settings.on_loss == "refuse":
+        return None
+    try:
+        return await Embedded.start()
+    except StoreUnfit as error:
+        raise StoreUnfit(f"store.on_loss: `local` needs an embedded store to go on with: {error}") from None
 
 
 async def _try(target: Target) -> None:
@@ -76,23 +107,31 @@ async def _try(target: Target) -> None:
 
 
 class Queue:
-    """This process's half of the shared queue. Its tasks belong to the supervisor it was connected with."""
+    """This process's half of the shared queue. Its tasks belong to the supervisor it was connected with.
+
+    `target` is the shared store, also while turns are made in a local one.
+    """
 
     def __init__(self, settings: Store, target: Target, embedded: Embedded | None) -> None:
         keys = Keys(settings.namespace)
         self.book = Book(settings.max_queued)
         self.session = Session(self.book, secrets.token_hex(6))
+        self.target = target
         self.turns = Turns(self.session, target, keys.prefix)
-        self._mailbox = Mailbox(self.session, target, keys)
+        self._mailbox = Mailbox(self.session, self.turns, keys)
         self.book.wake = self.turns.wake
         self.session.renamed = self._mailbox.renamed
         self._embedded = embedded
+        self._fallback: Fallback | None = None
+        if settings.on_loss == "local" and embedded is not None:
+            self._fallback = Fallback(embedded, target, self.turns, self.book)
+            self.turns.fallback = self._fallback.leave
         self._where = settings.url
         self._tasks: list[asyncio.Task[None]] = []
         self._beat_s = 0.0
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else f"turn {self.turns.count}"
+        state = "lost" if self.lost else f"{self.state}, turn {self.turns.count}"
         return f"<Queue {self._where} {state}, {len(self.book.waiting)} waiting, {len(self.book.held)} held>"
 
     @classmethod
@@ -101,11 +140,9 @@ class Queue:
 
         Raises StoreAway or StoreUnfit, which name the field.
         """
-        password = await asyncio.to_thread(secret, "store.password", settings.password_env, settings.password_file)
-        embedded = await Embedded.start() if settings.url == "embedded" else None
-        url = embedded.url if embedded else settings.url
+        embedded = await _start_embedded(settings)
         try:
-            target = Target(url, settings.namespace, password)
+            target = await asyncio.to_thread(settings.target, embedded if settings.url == "embedded" else None)
             await _try(target)
         except BaseException:
             if embedded:
@@ -123,6 +160,13 @@ class Queue:
     @property
     def lost(self) -> bool:
         return self.turns.lost
+
+    @property
+    def state(self) -> Literal["up", "local", "lost"]:
+        """`local`: the shared store is lost, and this process goes on with its part of everything."""
+        if self.turns.lost:
+            return "lost"
+        return "local" if self.session.where == LOCAL else "up"
 
     def declare(self, pool: PoolShare) -> None:
         """Tell the queue what the backends of a pool may carry; goes with the next turn. Again at any change."""
@@ -155,6 +199,7 @@ class Queue:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.turns.close()
+        await self.target.aclose()
         if self._embedded:
             await self._embedded.aclose()
 
@@ -166,6 +211,10 @@ class Queue:
         ]
         if self._embedded:
             self._tasks.append(supervisor.start("embedded store", self._embedded.keep()))
+        if self._fallback:
+            self._tasks.append(supervisor.start("queue fallback", self._fallback.run()))
+        if self.target.kind == "sentinel":
+            self._tasks.append(supervisor.start("queue watch", follow(self.target, self.turns)))
 
     async def _sweep(self) -> None:
         """One ticker for deadlines, the beat and time-outs: no timer per ticket or turn."""

@@ -41,10 +41,11 @@ def check_schema(found: bytes | None) -> None:
 
 
 class Link:
-    """A checked connection that can make turns. `run_id` is the server's."""
+    """A checked connection that can make turns. `run_id` is that of the server at `address`."""
 
     def __init__(self, channel: Channel, run_id: str, prefix: str) -> None:
         self.run_id = run_id
+        self.address = channel.address
         self._channel = channel
         self._prefix = prefix.encode()
         self._verb: tuple[bytes, bytes] = (b"FCALL", scripts.FUNCTION.encode())
@@ -57,6 +58,8 @@ class Link:
             async with asyncio.timeout(CONNECT_S):
                 facts = facts_of(await ask(channel, "INFO"))
                 check_server(facts)
+                if facts.get("cluster_enabled") == "1" and target.kind != "cluster":
+                    raise StoreUnfit("store.url: the server is a node of a cluster: give a redis+cluster:// address")
                 check_schema(await ask(channel, "HGET", f"{prefix}meta", "schema"))
                 link = cls(channel, facts["run_id"], prefix)
                 await link.load()

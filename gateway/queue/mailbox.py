@@ -9,21 +9,22 @@ from typing import Any
 import redis.exceptions
 
 from gateway import clock
-from gateway.queue.channel import GONE, Channel, StoreAway, StoreUnfit, ask
+from gateway.queue.channel import CONNECT_S, GONE, Channel, StoreAway, StoreUnfit, ask
 from gateway.queue.keys import Keys
+from gateway.queue.link import facts_of
 from gateway.queue.session import Session
-from gateway.queue.target import Target
+from gateway.queue.turns import Turns
 
 BLOCK_MS = 5000
 RETRY_S = 0.2
 
 
 class Mailbox:
-    """One blocked read at a time, on a connection of its own."""
+    """One blocked read at a time, on a connection of its own to the server in which the turns are made."""
 
-    def __init__(self, session: Session, target: Target, keys: Keys) -> None:
+    def __init__(self, session: Session, turns: Turns, keys: Keys) -> None:
         self._session = session
-        self._target = target
+        self._turns = turns
         self._keys = keys
         self._named = asyncio.Event()
         self._limit: asyncio.Timeout | None = None
@@ -38,11 +39,12 @@ class Mailbox:
         await self._named.wait()
         while True:
             try:
-                channel = await self._target.open()
+                channel = await self._turns.target.open()
             except (StoreAway, StoreUnfit):  # the turns report it
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
+                await self._check(channel)
                 while True:
                     await self._read(channel)
             except TimeoutError:
@@ -52,6 +54,13 @@ class Mailbox:
             finally:
                 await channel.close()
             await asyncio.sleep(pause_s)
+
+    async def _check(self, channel: Channel) -> None:
+        """Nothing would ever come from a primary that has been replaced. Raises StoreAway."""
+        async with asyncio.timeout(CONNECT_S):
+            run_id = facts_of(await ask(channel, "INFO", "server"))["run_id"]
+        if run_id != self._session.run_id:
+            raise StoreAway("the mailbox is in another server")
 
     async def _read(self, channel: Channel) -> None:
         name, key = self._session.name, self._keys.mailbox(self._session.name)

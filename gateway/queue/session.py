@@ -25,7 +25,7 @@ class SchemaMismatch(Exception):
 
 class Session:
     """One process's side of the turns. `name` changes with each rejoin, and `renamed` is called; `run_id` is the last
-    server's."""
+    server's, `where` which of the stores it is."""
 
     def __init__(self, book: Book, base: str) -> None:
         self.book = book
@@ -34,6 +34,8 @@ class Session:
         self.number = 0
         self.cursor = ""
         self.run_id = ""
+        self.where = ""
+        self._former: dict[str, str] = {}
         self.rejoins = -1
         self.told = 0  # events in the last turn
         self.renamed: Callable[[], None] = lambda: None
@@ -47,16 +49,17 @@ class Session:
     def flying(self) -> bool:
         return self._flying is not None
 
-    def connected(self, run_id: str) -> None:
+    def connected(self, run_id: str, where: str = "") -> None:
         """A connection was made to the server of this run id."""
-        if run_id != self.run_id:
-            self.run_id = run_id
+        if run_id != self.run_id or where != self.where:
+            self.run_id, self.where = run_id, where
             self.rejoin("another server" if self.name else "start")
 
     def rejoin(self, why: str) -> None:
         """Void the name and what is in the air; declare everything under a new one."""
-        former, self.name = self.name, f"{self.base}.{self.rejoins + 1}"
+        former = self._former.get(self.where, "")  # what this store may still know
         self.rejoins += 1
+        self.name = self._former[self.where] = f"{self.base}.{self.rejoins}"
         self.number, self.cursor, self._flying, self._strikes = 0, "", None, 0
         if former:
             log.warning("rejoining the shared queue as %s: %s", self.name, why)

@@ -4,59 +4,69 @@ import asyncio
 import os
 import pathlib
 import ssl
-from typing import Any
 
-import redis.exceptions
-from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection, parse_url
+from msgspec.structs import replace
+from redis.crc import key_slot
 
 from gateway.queue.channel import Address, Channel, Login, StoreUnfit
-
-TAKEN = {"host", "port", "path", "db", "username", "password"}
-"""What of a URL is not an option of TLS."""
+from gateway.queue.finders import Cluster, Finder, Fixed, Sentinels
+from gateway.queue.keys import Keys
+from gateway.queue.urls import read_url
 
 
 class Target:
-    """One store. Shared by all who open channels to it."""
+    """One store, wherever it is at the moment. Shared by all who open channels to it."""
 
-    def __init__(self, url: str, namespace: str, password: str = "") -> None:
+    def __init__(self, url: str, namespace: str, password: str = "", sentinel_password: str = "") -> None:
         """Raises StoreUnfit for a URL that cannot be used."""
         self.url, self.namespace = url, namespace
-        scheme = url.partition("://")[0]
-        if "sentinel" in scheme or "cluster" in scheme:
-            raise StoreUnfit(
-                f"store.url: {scheme} addresses are not supported yet; give the primary's redis:// address"
-            )
         try:
-            parts: dict[str, Any] = dict(parse_url(url))
-            kind = parts.pop("connection_class", None)
-            self._tls_options = {name: value for name, value in parts.items() if name not in TAKEN}
-            if kind is not SSLConnection and self._tls_options:
-                raise ValueError(f"unknown option {', '.join(self._tls_options)}")
-            self._secure = SSLConnection(**self._tls_options).ssl_context if kind is SSLConnection else None
-        except (ValueError, TypeError, redis.exceptions.RedisError) as error:
+            self._read = read_url(url)
+        except ValueError as error:
             raise StoreUnfit(f"store.url: {error}") from None
-        self._address = (
-            Address(path=parts.get("path", ""))
-            if kind is UnixDomainSocketConnection
-            else Address(parts.get("host", "localhost"), parts.get("port", 6379))
-        )
-        self._login = Login(parts.get("username", ""), password or parts.get("password", ""), int(parts.get("db", 0)))
+        login = self._read.login
+        self._login = replace(login, password=password or login.password)
+        self._sentinel_login = Login(self._read.sentinel_username, sentinel_password)
+        self._finder: Finder | None = None
+        self._tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
-        return f"<Target {self._address} {self.namespace}>"
+        return f"<Target {self._read.kind} {', '.join(map(str, self._read.addresses))} {self.namespace}>"
+
+    @property
+    def kind(self) -> str:
+        """`server`, `sentinel` or `cluster`."""
+        return self._read.kind
+
+    async def find(self) -> Address:
+        """The server that has the queue now. Raises StoreAway or StoreUnfit."""
+        if self._finder is None:
+            self._finder = await self._make_finder()
+        return await self._finder.find()
 
     async def open(self) -> Channel:
         """A channel to the server that has the queue. Raises StoreAway or StoreUnfit."""
-        return await Channel.connect(self._address, self._login, await self._tls())
+        address = await self.find()
+        return await Channel.connect(address, self._login, self._tls)
 
-    async def _tls(self) -> ssl.SSLContext | None:
-        if self._secure is None:
-            return None
-        try:
-            context: ssl.SSLContext = await asyncio.to_thread(self._secure.get)
-        except OSError as error:
-            raise StoreUnfit(f"store.url: its certificates: {error}") from None
-        return context
+    async def aclose(self) -> None:
+        """Let go of what is kept to find the store. Channels stay with those who opened them."""
+        if self._finder is not None:
+            await self._finder.aclose()
+
+    async def _make_finder(self) -> Finder:
+        read = self._read
+        if read.secure is not None:
+            try:
+                self._tls = await asyncio.to_thread(read.secure.get)
+            except OSError as error:
+                raise StoreUnfit(f"store.url: its certificates: {error}") from None
+        if read.kind == "sentinel":
+            return Sentinels(read.addresses, read.service, self._sentinel_login, self._tls)
+        if read.kind == "cluster":
+            slot = key_slot(Keys(self.namespace).prefix.encode())
+            return Cluster(read.addresses, slot, self._login, self._tls)
+        return Fixed(read.addresses[0])
 
 
 def secret(field: str, env: str, file: str) -> str:

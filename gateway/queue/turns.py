@@ -1,6 +1,7 @@
 """Makes the turns: one in the air, what happens meanwhile rides with the next. Knows when the store is lost."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -20,11 +21,17 @@ LINGER_S = 0.003
 TURN_S = 2.0
 """After this the store counts as lost: who waits is refused, and the connection is given up."""
 
+HOME, LOCAL = "", "local"
+"""Which store the turns are made in: the shared one, or one that stands in for it."""
+
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Turns:
-    """Owns the turn connection. `lost` from a turn's time-out until the next one's answer."""
+    """Owns the turn connection, to `target`. `lost` from a turn's time-out until the next one's answer.
+
+    `fallback` is asked when the store is lost: true means that there is another to go on with, and `move` is coming.
+    """
 
     def __init__(self, session: Session, target: Target, prefix: str) -> None:
         self.lost = False
@@ -33,7 +40,13 @@ class Turns:
         self.link: Link | None = None
         self._session = session
         self.target = target
+        self.where = HOME
+        self.fallback: Callable[[], bool] = lambda: False
         self._prefix = prefix
+        self._next: Link | None = None
+        self._leaving = False
+        self._hurry = asyncio.Event()
+        self._connecting: asyncio.Timeout | None = None
         self._go = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
@@ -53,11 +66,26 @@ class Turns:
         """For the sweep: give up a turn that takes too long; say so when the store is lost."""
         if self._limit is not None and now_s - self._sent_s > TURN_S and not self._limit.expired():
             self._limit.reschedule(now_s)
-        if self.lost or self._trouble_s is None or now_s - self._trouble_s < TURN_S:
+        if self._trouble_s is None or now_s - self._trouble_s < TURN_S or self.fallback() or self.lost:
             return
         self.lost = True
         log.error("the shared queue is lost: no answer for %.1f s; %r", now_s - self._trouble_s, self._session)
         self._session.book.lose()
+
+    def leave(self) -> None:
+        """Give up this connection, and what is in the air on it; find the store anew."""
+        self._leaving = True
+        self._go.set()
+        self._hurry.set()
+        for limit in (self._limit, self._connecting):
+            if limit is not None and not limit.expired():
+                limit.reschedule(clock.now())
+
+    def move(self, target: Target, where: str = HOME, link: Link | None = None) -> None:
+        """Make turns in another store from now on, over `link` if there is one already."""
+        self.target, self.where, self._next = target, where, link
+        self._trouble_s, self._tries = None, 0
+        self.leave()
 
     def forgive(self, stall_s: float) -> None:
         """This process itself stood still: that is no fault of the store."""
@@ -67,14 +95,21 @@ class Turns:
 
     async def run(self) -> None:
         """Until the session has said bye. Raises SchemaMismatch."""
+        try:
+            await self._run()
+        finally:
+            if self._next is not None:
+                await self._next.aclose()
+
+    async def _run(self) -> None:
         while not self._done():
             try:
-                self.link = await Link.connect(self.target, self._prefix)
+                self.link = await self._connect()
             except (StoreAway, StoreUnfit) as error:
                 await self._back_off(error)
                 continue
             try:
-                self._session.connected(self.link.run_id)
+                self._session.connected(self.link.run_id, self.where)
                 self._go.set()
                 await self._serve(self.link)
             except GONE as error:
@@ -96,10 +131,27 @@ class Turns:
         book = self._session.book
         return book.leaving and not book.pending and not self._session.flying
 
+    async def _connect(self) -> Link:
+        """Raises StoreAway, also when it was told to leave meanwhile, or StoreUnfit."""
+        self._leaving = False
+        self._hurry.clear()
+        link, self._next = self._next, None
+        if link is not None:
+            return link
+        try:
+            async with asyncio.timeout(None) as self._connecting:
+                return await Link.connect(self.target, self._prefix)
+        except TimeoutError:
+            raise StoreAway("the store has moved") from None
+        finally:
+            self._connecting = None
+
     async def _serve(self, link: Link) -> None:
         while not self._done():
             await self._go.wait()
             self._go.clear()
+            if self._leaving:
+                raise StoreAway("the store has moved")
             again = self._session.flying
             await self._turn(link)
             if again or self._session.book.cut:  # what happened meanwhile has not been told
@@ -133,9 +185,11 @@ class Turns:
             self._trouble_s = clock.now()
         pause_s = BACKOFF_S[min(self._tries, len(BACKOFF_S) - 1)]
         if self._tries == 0 or isinstance(error, StoreUnfit):
-            log.warning("no connection to the shared queue: %s", error)
+            log.warning("no connection to the shared queue: %s", str(error) or "no answer in time")
         self._tries += 1
-        await asyncio.sleep(pause_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._hurry.wait()
 
     def _lingered(self) -> None:
         self._linger = None

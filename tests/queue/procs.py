@@ -8,10 +8,11 @@ from typing import Any
 import redis
 
 from gateway.queue import scripts, wire
-from gateway.queue.book import Book, PoolShare
+from gateway.queue.book import Book
 from gateway.queue.keys import Keys
 from gateway.queue.place import Phase, Place
 from gateway.queue.session import Session
+from gateway.queue.share import PoolShare
 from policies.types import Ticket
 from tests.support.store import StoreServer
 

@@ -295,6 +295,6 @@ async def test_the_status_line(server: StoreServer, join: Join) -> None:
     queue.declare(pool(1))
     await granted(queue.submit(ticket()))
     waiting = queue.submit(ticket())
-    assert repr(queue).startswith(f"<Queue {server.url} turn ")
+    assert repr(queue).startswith(f"<Queue {server.url} up, turn ")
     assert repr(queue).endswith("1 waiting, 1 held>")
     assert repr(waiting) == "<Place 2 waiting>"

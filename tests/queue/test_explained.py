@@ -10,8 +10,8 @@ from gateway import explain
 from gateway.config import Config, decode
 from gateway.explain_options import add_arguments
 from gateway.explain_text import Answer
-from gateway.queue.book import PoolShare
 from gateway.queue.place import Phase, Place
+from gateway.queue.share import PoolShare
 from policies.order import NO_DEADLINE_MS
 from tests.queue.conftest import ticket
 from tests.queue.procs import Clock, Process, load

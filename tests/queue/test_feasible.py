@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.queue.book import BackendShare, PoolShare
 from gateway.queue.place import Phase, Place
+from gateway.queue.share import BackendShare, PoolShare
 from policies.reasons import Reason
 from tests.queue.conftest import ticket
 from tests.queue.ledgers import check

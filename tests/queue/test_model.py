@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gateway.queue import wire
-from gateway.queue.book import BackendShare, PoolShare
 from gateway.queue.place import Phase, Place
+from gateway.queue.share import BackendShare, PoolShare
 from policies.quota import TenantLimits
 from policies.types import Ticket
 from tests.queue import ledgers

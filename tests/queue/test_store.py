@@ -4,10 +4,12 @@ import msgspec
 import pytest
 
 from gateway.queue import client
+from gateway.queue.channel import Address, Login
 from gateway.queue.client import Queue, Store, StoreAway, StoreUnfit
 from gateway.queue.keys import SCHEMA
 from gateway.queue.link import Link, check_server
 from gateway.queue.target import Target
+from gateway.queue.urls import Url, read_url
 from gateway.supervisor import Supervisor
 from tests.queue.conftest import Join, pool, ticket
 from tests.support.store import StoreServer
@@ -17,6 +19,20 @@ from tests.support.store import StoreServer
     ("section", "words"),
     [
         ({"on_loss": "local"}, "store.on_loss"),
+        ({"url": "http://h"}, r"store\.url: .*redis://"),
+        ({"url": "unix://"}, r"store\.url: .*path"),
+        ({"url": "unix:///x?no_such=1"}, r"store\.url: .*'no_such'"),
+        ({"url": "redis://h?ssl_ca_certs=f"}, r"store\.url: .*needs TLS"),
+        ({"url": "rediss://h?ssl_cert_reqs=perhaps"}, r"store\.url: .*perhaps"),
+        ({"url": "redis+sentinel://h:1,i:2"}, r"store\.url: .*name of the service"),
+        ({"url": "redis+sentinel://h:1/s/x"}, r"store\.url: .*name of the service"),
+        ({"url": "redis+sentinel://h:99999/s"}, r"store\.url: .*no such port"),
+        ({"url": "redis+sentinel://h,,i/s"}, r"store\.url: .*no host"),
+        ({"url": "unix+sentinel://h/s"}, r"store\.url: "),
+        ({"url": "redis+cluster://h:1/2"}, r"store\.url: .*no databases"),
+        ({"url": "redis+cluster://h:1?db=2"}, r"store\.url: .*no databases"),
+        ({"sentinel_password_env": "A", "sentinel_password_file": "b"}, "store.sentinel_password_env"),
+        ({"url": "redis://h", "sentinel_password_env": "A"}, "no sentinels"),
         ({"namespace": "a{b}"}, "store.namespace"),
         ({"url": "localhost"}, "store.url"),
         ({"password_env": "A", "password_file": "b"}, "store.password_env"),
@@ -29,10 +45,14 @@ def test_a_bad_section_names_its_field(section: dict[str, object], words: str) -
         msgspec.convert(section, Store)
 
 
-@pytest.mark.parametrize("url", ["redis+sentinel://h/mymaster", "redis+cluster://h", "http://h", "unix:///x?no_such=1"])
-async def test_a_url_that_cannot_be_used(url: str, supervisor: Supervisor) -> None:
-    with pytest.raises(StoreUnfit, match=r"store\.url: "):
-        await Queue.connect(Store(url=url), supervisor)
+def test_what_urls_say() -> None:
+    assert read_url("redis://u:p%40@h/3") == Url("server", (Address("h", 6379),), Login("u", "p@", 3))
+    assert read_url("unix:///run/s?db=2") == Url("server", (Address(path="/run/s"),), Login("", "", 2))
+    found = read_url("redis+sentinel://u:p%2C@[::1]:1,h/main/4?sentinel_username=s")
+    addresses = (Address("::1", 1), Address("h", 26379))
+    assert found == Url("sentinel", addresses, Login("u", "p,", 4), None, "main", "s")
+    assert read_url("redis+cluster://h:1,i").addresses == (Address("h", 1), Address("i", 6379))
+    assert read_url("rediss+cluster://h?ssl_ca_certs=f").secure is not None
 
 
 async def test_a_store_that_is_not_there(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
