@@ -9,11 +9,13 @@ from backends.bundle import Bundle
 from backends.protocol import BackendBusy, BackendError, BackendLost, Refused
 from gateway.config import IN_PROCESS, Config, Engine
 from gateway.pool import Pool
-from gateway.queue.channel import GONE, StoreAway, StoreUnfit, ask
+from gateway.queue.advice import Advice, advise
+from gateway.queue.channel import GONE, Address, StoreAway, StoreUnfit, ask
 from gateway.queue.client import Store
 from gateway.queue.embedded import Embedded
 from gateway.queue.link import check_server, facts_of
 from gateway.queue.target import Target
+from gateway.queue.urls import shown
 from gateway.reaper import Reaper
 
 REMOTE_S = 10.0
@@ -46,25 +48,30 @@ async def look_at_store(store: Store) -> Finding:
     try:
         embedded = await Embedded.start() if store.url == "embedded" else None
         async with asyncio.timeout(REMOTE_S):
-            facts = await _facts(store.target(embedded))
+            facts, address, advice = await _look(store.target(embedded))
         check_server(facts)
     except TimeoutError:
-        return Finding((store.url,), f"did not answer within {REMOTE_S:.0f} s")
+        return Finding((shown(store.url),), f"did not answer within {REMOTE_S:.0f} s")
     except (StoreAway, StoreUnfit, *GONE) as error:
-        return Finding((store.url,), str(error))
+        return Finding((shown(store.url),), str(error))
     finally:
         if embedded is not None:
             await embedded.aclose()
     kind = "valkey" if "valkey_version" in facts else "redis"
-    return Finding((store.url, f"{kind} {facts[f'{kind}_version']}"))
+    said = (shown(store.url), f"{kind} {facts[f'{kind}_version']}")
+    return Finding(said if embedded else (*said, f"at {address}\n               {advice.text}"))
 
 
-async def _facts(target: Target) -> dict[str, str]:
-    channel = await target.open()
+async def _look(target: Target) -> tuple[dict[str, str], Address, Advice]:
     try:
-        return facts_of(await ask(channel, "INFO"))
+        channel = await target.open()
+        try:
+            facts = facts_of(await ask(channel, "INFO"))
+            return facts, channel.address, await advise(channel, facts, target.kind)
+        finally:
+            await channel.close()
     finally:
-        await channel.close()
+        await target.aclose()
 
 
 async def look_at(model: str, engine: Engine) -> Finding:

@@ -7,21 +7,23 @@ import re
 import secrets
 from typing import Annotated, Literal
 
+import redis.exceptions
 from msgspec import Meta, Struct
 
 from gateway import clock
+from gateway.queue.advice import advise
 from gateway.queue.book import Book
-from gateway.queue.channel import StoreAway, StoreUnfit
+from gateway.queue.channel import GONE, StoreAway, StoreUnfit, ask
 from gateway.queue.embedded import Embedded
 from gateway.queue.keys import Keys
-from gateway.queue.link import Link
+from gateway.queue.link import Link, facts_of
 from gateway.queue.mailbox import Mailbox
 from gateway.queue.place import Place, QueueRefusal, Quota
 from gateway.queue.session import Session
 from gateway.queue.share import BackendShare, PoolShare
 from gateway.queue.target import Target, secret
 from gateway.queue.turns import LOCAL, Turns
-from gateway.queue.urls import read_url
+from gateway.queue.urls import read_url, shown
 from gateway.queue.watch import Fallback, follow
 from gateway.supervisor import Supervisor
 from policies.quota import TenantLimits
@@ -106,6 +108,21 @@ async def _try(target: Target) -> None:
         return
 
 
+async def _advise(target: Target) -> None:
+    """Log one line on how the store is set up; never fails."""
+    try:
+        channel = await target.open()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                advice = await advise(channel, facts_of(await ask(channel, "INFO")), target.kind)
+        finally:
+            await channel.close()
+    except (StoreUnfit, redis.exceptions.RedisError, *GONE) as error:
+        log.info("no advice on the store: %s", error)
+        return
+    log.log(logging.INFO if advice.well else logging.WARNING, "the store has %s", advice.text)
+
+
 class Queue:
     """This process's half of the shared queue. Its tasks belong to the supervisor it was connected with.
 
@@ -126,7 +143,7 @@ class Queue:
         if settings.on_loss == "local" and embedded is not None:
             self._fallback = Fallback(embedded, target, self.turns, self.book)
             self.turns.fallback = self._fallback.leave
-        self._where = settings.url
+        self._where = shown(settings.url)
         self._tasks: list[asyncio.Task[None]] = []
         self._beat_s = 0.0
 
@@ -144,6 +161,8 @@ class Queue:
         try:
             target = await asyncio.to_thread(settings.target, embedded if settings.url == "embedded" else None)
             await _try(target)
+            if settings.url != "embedded":
+                await _advise(target)
         except BaseException:
             if embedded:
                 await embedded.aclose()

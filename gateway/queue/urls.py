@@ -56,6 +56,13 @@ def read_url(url: str) -> Url:
     return Url("server", (address,), _login(parts), secure)
 
 
+def shown(url: str) -> str:
+    """For people: without what stands before the `@`."""
+    scheme, mark, rest = url.partition("://")
+    where, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{where.rpartition('@')[2]}{slash}{path}"
+
+
 def _sentinel(base: str, rest: str) -> Url:
     user, hosts, path, query = _split(rest)
     service, _, database = path.partition("/")

@@ -96,7 +96,7 @@ class Sampler:
 
     def _queue(self, at: float) -> None:
         queue = self._trunk.queue
-        self._set("signalbox_store_up", value=0 if queue.lost else 1)
+        self._set("signalbox_store_up", value=1 if queue.state == "up" else 0)
         self._follow("signalbox_store_rejoins", value=max(0, queue.session.rejoins))
         oldest = {(model, rank): at for model in self._trunk.pools for rank in self._ranks()}
         left = len(oldest)

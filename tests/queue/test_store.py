@@ -4,12 +4,13 @@ import msgspec
 import pytest
 
 from gateway.queue import client
-from gateway.queue.channel import Address, Login
+from gateway.queue.advice import advise
+from gateway.queue.channel import Address, Login, ask
 from gateway.queue.client import Queue, Store, StoreAway, StoreUnfit
 from gateway.queue.keys import SCHEMA
-from gateway.queue.link import Link, check_server
+from gateway.queue.link import Link, check_server, facts_of
 from gateway.queue.target import Target
-from gateway.queue.urls import Url, read_url
+from gateway.queue.urls import Url, read_url, shown
 from gateway.supervisor import Supervisor
 from tests.queue.conftest import Join, pool, ticket
 from tests.support.store import StoreServer
@@ -136,3 +137,46 @@ async def test_a_library_that_was_dropped_is_loaded_again(server: StoreServer, j
     first.end()
     assert await second.granted() == 0
     assert queue.session.rejoins == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({}, "server", "set appendonly yes"),
+        ({"appendonly": "yes"}, "server", None),
+        ({"appendonly": "yes", "appendfsync": "always"}, "server", "everysec is enough"),
+        ({"appendonly": "yes", "appendfsync": "no"}, "server", "half a minute"),
+        ({"appendonly": "yes"}, "sentinel", "min-replicas-to-write 1"),
+        ({"appendonly": "yes", "min-replicas-to-write": "1"}, "sentinel", None),
+    ],
+)
+async def test_advice(own_server: StoreServer, settings: dict[str, str], kind: str, words: str | None) -> None:
+    for name, value in settings.items():
+        own_server("CONFIG", "SET", name, value)
+    channel = await Target(own_server.url, "signalbox").open()
+    found = await advise(channel, facts_of(await ask(channel, "INFO")), kind)
+    assert found.well == (words is None)
+    assert (words or "as it should be") in found.text
+    assert f"appendonly {settings.get('appendonly', 'no')}, appendfsync" in found.text
+    own_server("ACL", "SETUSER", "default", "-config")
+    hidden = await advise(channel, facts_of(await ask(channel, "INFO")), kind)
+    assert "CONFIG GET is not permitted" in hidden.text
+    assert ("set appendonly yes" in hidden.text) == ("appendonly" not in settings)
+    await channel.close()
+
+
+async def test_advice_is_given_once_and_never_in_the_way(
+    own_server: StoreServer, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await Queue.connect(Store(url=own_server.url), supervisor)
+    (line,) = [record for record in caplog.records if record.message.startswith("the store has")]
+    assert "set appendonly yes" in line.message
+    assert line.levelname == "WARNING"
+    await queue.aclose()
+
+
+def test_a_url_is_shown_without_its_secrets() -> None:
+    assert shown("redis+sentinel://u:p@h:1,i/s?x=1") == "redis+sentinel://h:1,i/s?x=1"
+    assert shown("redis://h") == "redis://h"
+    assert shown("unix:///a@b") == "unix:///a@b"
+    assert shown("embedded") == "embedded"

@@ -8,6 +8,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
+from gateway.queue.channel import Address
+from gateway.queue.finders import Fixed
 from gateway.telemetry.metrics_table import BY_NAME, exposed
 from tests.support.site import POOL, Site, running
 
@@ -182,13 +184,13 @@ async def test_a_store_that_is_away_takes_only_its_own_numbers_with_it() -> None
     async with running() as site:
         assert await value(site, "signalbox_queue_processes") == 1
         target: Any = site.trunk.queue.turns.target
-        there, target._address = target._address, type(target._address)(path="/nonexistent/socket")
+        there, target._finder = target._finder, Fixed(Address(path="/nonexistent/socket"))
         async with asyncio.timeout(10):
             while ("signalbox_queue_processes", frozenset()) in await scraped(site):
                 await asyncio.sleep(0.1)
         assert await value(site, "signalbox_store_look_failures_total") >= 1
         assert await value(site, "signalbox_workers") == 1
-        target._address = there
+        target._finder = there
 
 
 async def test_scrapes_together_look_at_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
