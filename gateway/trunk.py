@@ -66,7 +66,8 @@ class Trunk:
     @property
     def ready(self) -> bool:
         """Whether a request would find the store and, in every pool, at least one backend."""
-        return not (self.draining or self.queue.lost) and all(pool.ready for pool in self.pools.values())
+        there = self.queue.joined and not (self.draining or self.queue.lost)
+        return there and all(pool.ready for pool in self.pools.values())
 
     async def start(self) -> None:
         """Bring up the queue, then the backends side by side; returns while backends may still be coming up."""

@@ -177,6 +177,11 @@ class Queue:
         return self.turns.link is not None and self.turns.link.functions
 
     @property
+    def joined(self) -> bool:
+        """Whether the store has heard of this process."""
+        return self.turns.count > 0
+
+    @property
     def lost(self) -> bool:
         return self.turns.lost
 
