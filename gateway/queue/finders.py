@@ -89,7 +89,7 @@ class Sentinels:
             if isinstance(error, redis.exceptions.ResponseError):
                 return StoreUnfit(f"store.url: the sentinel {sentinel}, asked for {self._service!r}: {error}")
             self._resting[sentinel] = clock.now() + REST_S
-            return error if isinstance(error, StoreUnfit) else StoreAway(f"{sentinel}: {error or 'no answer'}")
+            return error if isinstance(error, StoreUnfit) else StoreAway(_why(sentinel, error))
         except BaseException:  # its answer may still come
             await self._drop(sentinel)
             raise
@@ -124,7 +124,7 @@ class Cluster:
             except redis.exceptions.ResponseError as error:
                 raise StoreUnfit(f"store.url: {node} can't tell the nodes of its cluster: {error}") from None
             except GONE as error:
-                trouble.append(f"{node}: {str(error) or 'no answer'}")
+                trouble.append(_why(node, error))
                 continue
             if owner is not None:
                 return owner
@@ -143,6 +143,11 @@ class Cluster:
         self._nodes = list(dict.fromkeys(_node(one, node) for _, _, *nodes in ranges for one in nodes))
         owners = [nodes[0] for first, last, *nodes in ranges if first <= self._slot <= last]
         return _node(owners[0], node) if owners else None
+
+
+def _why(asked: Address, error: Exception) -> str:
+    text = str(error).removeprefix("store.url: ").removeprefix(f"{asked}: ")
+    return f"{asked}: {text or 'no answer'}"
 
 
 def _node(said: list[Any], asked: Address) -> Address:
