@@ -22,6 +22,7 @@ from gateway.telemetry.metrics_table import (
     TURN_S,
 )
 from policies.lifecycle import State
+from policies.reasons import Reason
 
 if TYPE_CHECKING:
     from gateway.exchange import Exchange
@@ -101,7 +102,7 @@ class _Service:
         self.reasons = _Counts(board, "signalbox_requests", *pool)
         self.wasted = _Counts(board, "signalbox_wasted_tokens", *pool)
         self.missed.begin("ttft", "tpot", "total")
-        self.reasons.begin(OK)
+        self.reasons.begin(OK, Reason.INTERNAL)
 
 
 class _Engine:
@@ -141,6 +142,7 @@ class Metrics:
         self._tenants: dict[str, _Tenant] = {}
         self._others: _Tenant | None = None
         self._early = _Counts(board, "signalbox_requests", NONE, NONE)
+        self._early.begin(Reason.INTERNAL)
         self._turn = board.own.series(BY_NAME["signalbox_turn_seconds"])
         self._missed_looks = board.own.series(BY_NAME["signalbox_store_look_failures"])
         self._events = board.own.series(BY_NAME["signalbox_turn_events"])

@@ -70,6 +70,7 @@ class Sampler:
 
     def _process(self) -> None:
         worker = str(self._board.place)
+        self._follow("signalbox_worker_starts", worker, value=1)
         used = resource.getrusage(resource.RUSAGE_SELF)
         self._follow("signalbox_cpu_seconds", worker, value=used.ru_utime + used.ru_stime)
         if statm := _statm():

@@ -156,6 +156,7 @@ FAMILIES = (
     Family("signalbox_live_requests", "Requests between their first byte and their end.", ("state",), G),
     Family("signalbox_leaked_leases", "Leases and places in the queue that no live request owns.", (), G),
     Family("signalbox_leaked_streams", "Engine streams that could not be closed in time."),
+    Family("signalbox_worker_starts", "Processes that were started.", ("worker",)),
     Family("signalbox_workers", "Processes that gave a sign within the last seconds.", (), G),
     Family("signalbox_loop_lag_seconds", "How late the event loop was at its last look.", (), G, over=Over.MOST),
     Family("signalbox_cpu_seconds", "User and system time of the processes.", ("worker",)),

@@ -182,6 +182,7 @@ async def test_with_access_for_admins_a_key_is_needed() -> None:
 
 async def test_a_store_that_is_away_takes_only_its_own_numbers_with_it() -> None:
     async with running() as site:
+        await site.until(lambda: site.trunk.queue.turns.count > 0)
         assert await value(site, "signalbox_queue_processes") == 1
         target: Any = site.trunk.queue.turns.target
         there, target._finder = target._finder, Fixed(Address(path="/nonexistent/socket"))
@@ -205,6 +206,7 @@ async def test_scrapes_together_look_at_the_store_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(metrics_text, "look", counted)
     monkeypatch.setattr(metrics_text, "LOOK_AGAIN_S", 1000.0)
     async with running() as site:
+        await site.until(lambda: site.trunk.queue.turns.count > 0)
         answers = await asyncio.gather(*(value(site, "signalbox_queue_processes") for _ in range(5)))
     assert answers == [1.0] * 5
     assert len(looks) == 1

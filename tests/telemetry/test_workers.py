@@ -59,3 +59,5 @@ def test_counts_of_all_workers_are_one_and_outlive_a_killed_one(tmp_path: Path) 
             assert not [key for key, value in last.items() if key[0] != "signalbox_workers" and seen[key] < value]
             last = seen
         until(lambda: scraped(one)["signalbox_workers", "[]"] == 2, 20, lambda: one.log)
+        starts = [value for (name, _), value in scraped(one).items() if name == "signalbox_worker_starts_total"]
+        assert sorted(starts) == [1, 2]
