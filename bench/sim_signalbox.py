@@ -14,7 +14,8 @@ from bench.sim_store import KEYS, Process, SimulationFault, Store
 from gateway.queue.place import Phase, Place
 from gateway.queue.share import BackendShare, PoolShare
 from policies.fairness import prices
-from policies.forecast import Demand, Due, Load, Verdict, failed, idle_tests
+from policies.forecast import Demand, Due, Load, Safety, Verdict, failed, idle_tests
+from policies.kv import Deviations
 from policies.lengths import Kind, Lengths, Outlook
 from policies.order import Order
 from policies.quota import TenantLimits
@@ -50,6 +51,9 @@ class Estimates:
         self.beliefs = beliefs
         self.lengths = Lengths()
         self.models = [StepModel(_scaled(START, 1 / beliefs.start_rate)) for _ in range(engines)]
+        self.safety = [Safety() for _ in range(engines)]
+        self.deviations = [Deviations(0.0) for _ in range(engines)]
+        self._preempted = [0] * engines
         self._context = CONTEXT_TOKENS
         self._running = 0.0
 
@@ -67,6 +71,17 @@ class Estimates:
         if seen.work.running:
             self._context += 0.01 * (seen.work.kv_tokens / seen.work.running - self._context)
         self._running += 0.01 * (seen.work.running - self._running)
+
+    def first_token(self, call: Call, expected_s: float) -> None:
+        """The first token of a call has come, `expected_s` after its grant by the queue's forecast."""
+        took_s, left_s = (call.first_ms - call.sent_ms) / 1000, (call.deadline_ms - call.sent_ms) / 1000
+        if expected_s > 0 and took_s > 0:
+            self.safety[call.engine].observe(expected_s, took_s, left_s)
+
+    def preempted(self, engine: int, so_far: int, now_ms: float) -> None:
+        """What an engine's gauge says, once a second."""
+        self.deviations[engine].observe(so_far - self._preempted[engine], now_ms / 1000)
+        self._preempted[engine] = so_far
 
     def ended(self, call: Call) -> None:
         censored = call.outcome is Outcome.LEFT or call.produced >= call.max_tokens
@@ -87,6 +102,8 @@ class Estimates:
             prefill_ns=max(1, round(times.a1_s * 1e9 / theta)),
             running_us=round(times.a2_s * 1e6 / theta),
             kv_ns=round(times.a3_s * 1e9 / theta),
+            safety_milli=round(self.safety[engine].factor * 1000),
+            kv_deviations_milli=round(self.deviations[engine].z * 1000),
         )
 
     def impossible(self, call: Call) -> Verdict | None:
@@ -163,6 +180,8 @@ class Gateway:
         self.estimates.learn(seen, self._site.now_ms)
         if self._site.now_ms >= self._declare_ms:
             self._declare_ms = self._site.now_ms + 1000
+            for number, engine in enumerate(self._site.engines):
+                self.estimates.preempted(number, engine.preemptions, self._site.now_ms)
             self.declare()
 
     def token(self, call: Call) -> None:
@@ -172,6 +191,7 @@ class Gateway:
             self._let_go(call)
             return
         if call.produced == 1:
+            self.estimates.first_token(call, place.expected_s)
             place.first_token()
         elif call.produced % PROGRESS_TOKENS == 0:
             outlook = self.estimates.outlook(call)
@@ -273,5 +293,7 @@ def _differ(one: BackendShare, other: BackendShare) -> bool:
         (one.max_running, other.max_running),
         (one.prefill_tokens_per_s, other.prefill_tokens_per_s),
         (one.kv_tokens, other.kv_tokens),
+        (one.safety_milli, other.safety_milli),
+        (one.kv_deviations_milli, other.kv_deviations_milli),
     )
     return any(abs(new - old) > SHARE_CHANGE * old for new, old in pairs)

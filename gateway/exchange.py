@@ -1,6 +1,7 @@
 """One request from its first byte to its end. It owns its plan, its place in the queue and its stream."""
 
 import logging
+import math
 
 from backends.protocol import (
     BackendBusy,
@@ -293,6 +294,8 @@ class Exchange:
         self.started_at = now()
         assert self.place is not None
         self.place.first_token()
+        took_s, left_s = self.started_at - self.granted_at, (self.first_by or math.inf) - self.granted_at
+        member.steps.first_token(self.place.expected_s, took_s, left_s, self.started_at)
         member.prefilled_tokens += self.held
         return chunk
 

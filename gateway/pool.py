@@ -270,10 +270,12 @@ class Pool:
     def _learn(self, member: Member) -> None:
         """From the steps that the engine reports; the shared queue hears when they changed what is known."""
         member.steps.gauge(member.gauge, member.limit, now())
-        learned = member.steps.news
-        if learned is not None:
-            self.answers.priced_by(learned)
-            self.declare(self.share())
+        told = member.steps.news()
+        if told is None:
+            return
+        if told.steps is not None:
+            self.answers.priced_by(told.steps)
+        self.declare(self.share())
 
 
 async def _look(member: Member, backend: Backend) -> int:
@@ -299,7 +301,8 @@ def _bundle(member: Member) -> Bundle:
 
 
 def _share(member: Member) -> BackendShare:
-    limits, bundle, learned = member.config.limits, _bundle(member), member.steps.told
+    limits, bundle, told = member.config.limits, _bundle(member), member.steps.told
+    learned = told.steps
     return BackendShare(
         name=member.config.name,
         max_running=member.limit,
@@ -310,4 +313,6 @@ def _share(member: Member) -> BackendShare:
         prefill_ns=round(learned.a1_s * 1e9) if learned else 0,
         running_us=round(learned.a2_s * 1e6) if learned else 0,
         kv_ns=round(learned.a3_s * 1e9) if learned else 0,
+        safety_milli=round(told.safety * 1000),
+        kv_deviations_milli=round(told.deviations * 1000),
     )

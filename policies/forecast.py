@@ -156,24 +156,40 @@ def _steps_to_a_place(load: Load, demand: Demand, ahead: Ahead) -> float:
 
 
 class Safety:
-    """The factor `s` on predicted first-token times: 1.15, then the 95th percentile of observed / predicted."""
+    """The factor `s` on predicted first-token times: 1.15, then the 95th percentile of observed / predicted.
 
-    START, ENOUGH, WINDOW, LEVEL, LEAST, MOST = 1.15, 30, 512, 0.95, 1.0, 3.0
+    Of short predictions the ratio says little (the step that was under way is most of it), and a deadline that is ten
+    times as far does not depend on it: only predictions of at least CLOSE of the time left count.
+    """
 
-    __slots__ = ("_ratios",)
+    START, ENOUGH, WINDOW, LEVEL, LEAST, MOST, CLOSE = 1.15, 30, 512, 0.95, 1.0, 3.0, 0.1
+
+    __slots__ = ("_errors", "_ratios")
 
     def __init__(self) -> None:
         self._ratios = Window(self.WINDOW)
+        self._errors = Window(self.WINDOW)
 
     def __repr__(self) -> str:
         return f"<Safety {self.factor:.2f}, {len(self._ratios)} samples>"
 
-    def observe(self, predicted_s: float, observed_s: float) -> None:
-        """Learn how a prediction (without safety) turned out. Raises ValueError for a time that cannot be."""
+    def observe(self, predicted_s: float, observed_s: float, left_s: float = 0.0) -> None:
+        """Learn how a prediction (without safety) turned out; `left_s` was there until the deadline.
+
+        Raises ValueError for a time that cannot be.
+        """
         for field, value in (("predicted_s", predicted_s), ("observed_s", observed_s)):
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{field} must be positive and finite, not {value}")
-        self._ratios.add(observed_s / predicted_s)
+        ratio = observed_s / predicted_s
+        self._errors.add(abs(ratio - 1.0))
+        if predicted_s >= self.CLOSE * left_s:
+            self._ratios.add(ratio)
+
+    @property
+    def error(self) -> float | None:
+        """The median of |observed - predicted| / predicted, of short predictions too; None before the first."""
+        return self._errors.quantile(0.5) if len(self._errors) else None
 
     @property
     def factor(self) -> float:

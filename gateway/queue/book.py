@@ -215,7 +215,7 @@ class Book:
                 self.doubted |= code == wire.GRANT and number in self.held
                 continue
             if code == wire.GRANT:
-                self._grant(place, word, now_s)
+                self._grant(place, word, now_s, ms / 1000)
                 continue
             del self.waiting[number]
             self.known -= place.sent
@@ -228,7 +228,7 @@ class Book:
             limits.requests_per_min, requests, requests_ms / 1000, limits.tokens_per_min, tokens, tokens_ms / 1000
         )
 
-    def _grant(self, place: Place, backend: str, now_s: float) -> None:
+    def _grant(self, place: Place, backend: str, now_s: float, expected_s: float) -> None:
         if place.deadline_s < now_s:
             self._remove(place, Phase.REFUSED, EXPIRED)
             return
@@ -238,7 +238,7 @@ class Book:
             return
         del self.waiting[place.number]
         self.held[place.number] = place
-        place.grant(backend, position)
+        place.grant(backend, position, expected_s)
 
     def _remove(
         self, place: Place, phase: Phase, why: Refusal | None, output_tokens: int = 0, ran: int = wire.NOT_RUN

@@ -55,10 +55,10 @@ def uncached(ticket: Ticket) -> int:
 class Place:
     """One ticket. Its owner calls `end` when it is done with it, whatever happened; everything else is optional.
 
-    `position` is the granted backend's in the pool's declaration, -1 before. `quota` is the tenant's when the ticket
-    was granted or refused, None if it has no limits a minute. `nearer_s` is by how much its deadlines are nearer
-    than its ticket says, since it has come before. `sent` says whether the store may know the ticket; `standing` how
-    it is to be taken there.
+    `position` is the granted backend's in the pool's declaration, -1 before; `expected_s` what the queue expects from
+    the grant to the first token. `quota` is the tenant's when the ticket was granted or refused, None if it has no
+    limits a minute. `nearer_s` is by how much its deadlines are nearer than its ticket says, since it has come before.
+    `sent` says whether the store may know the ticket; `standing` how it is to be taken there.
     """
 
     __slots__ = (
@@ -66,6 +66,7 @@ class Place:
         "_waiter",
         "backend",
         "deadline_s",
+        "expected_s",
         "kv_tokens",
         "kv_variance",
         "nearer_s",
@@ -90,6 +91,7 @@ class Place:
         self.deadline_s = now_s + ticket.waits_ms / 1000
         self.nearer_s = 0.0
         self.backend = ""
+        self.expected_s = 0.0
         self.position = -1
         self.prefill_tokens = 0
         self.kv_tokens = 0
@@ -142,9 +144,9 @@ class Place:
         if self.phase is Phase.WAITING or self.phase is Phase.HELD:
             self._book.end(self, output_tokens, (wire.ANSWERED if answered else wire.RAN) if ran else wire.NOT_RUN)
 
-    def grant(self, backend: str, position: int) -> None:
+    def grant(self, backend: str, position: int, expected_s: float = 0.0) -> None:
         """For the book: the lease is this place's."""
-        self.phase, self.backend, self.position = Phase.HELD, backend, position
+        self.phase, self.backend, self.position, self.expected_s = Phase.HELD, backend, position, expected_s
         ticket = self.ticket
         self.prefill_tokens = uncached(ticket)
         self.kv_tokens = ticket.prompt_tokens + ticket.output_tokens

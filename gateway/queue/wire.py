@@ -56,8 +56,9 @@ class Status(enum.StrEnum):
 
 
 class Outcome(NamedTuple):
-    """What became of a ticket: GRANT, REFUSE or ERROR; a word (backend, reason or message); ms until a retry makes
-    sense. NEARER: its deadlines are `ms` nearer than it said, since it had come before; another outcome follows.
+    """What became of a ticket: GRANT, REFUSE or ERROR; a word (backend, reason or message); ms until the first token
+    should be there, or until a retry makes sense. NEARER: its deadlines are `ms` nearer than it said, since it had come
+    before; another outcome follows.
 
     `left` is what its tenant has left, if it has limits: requests, tokens, and ms until all of each are back.
     """

@@ -202,6 +202,19 @@ def test_safety_is_learned_from_how_forecasts_turned_out() -> None:
         safety.observe(2.0, 2.0 * rng.uniform(0.8, 1.4))
     assert safety.factor == pytest.approx(1.37, abs=0.02)
     assert repr(safety).startswith("<Safety 1.3")
+
+
+def test_the_ratios_of_short_predictions_do_not_count_but_their_errors_do() -> None:
+    safety = Safety()
+    assert safety.error is None
+    for _ in range(100):
+        safety.observe(0.02, 0.05, left_s=3.0)
+    assert safety.factor == Safety.START
+    assert safety.error == pytest.approx(1.5)
+    for _ in range(50):
+        safety.observe(0.5, 0.6, left_s=3.0)
+        safety.observe(0.5, 5.0, left_s=math.inf)
+    assert safety.factor == pytest.approx(1.2)
     for _ in range(600):
         safety.observe(2.0, 1.0)
     assert safety.factor == 1.0

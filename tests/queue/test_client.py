@@ -233,8 +233,8 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_the_lease_back(server: St
 
     deliver, places = queue.book._grant, []
 
-    def grant_and_cancel(place: Place, backend: str, now_s: float) -> None:
-        deliver(place, backend, now_s)
+    def grant_and_cancel(place: Place, backend: str, now_s: float, expected_s: float) -> None:
+        deliver(place, backend, now_s, expected_s)
         places.append((place, place.phase))
         task.cancel()
 

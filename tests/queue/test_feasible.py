@@ -380,3 +380,11 @@ def test_who_will_be_late_hears_it_before_its_turn(pair: Pair, clock: Clock) -> 
     clock.advance(150)
     a.settle()
     assert reason(place) is Reason.DEADLINE_UNREACHABLE
+
+
+def test_a_grant_says_when_the_first_token_should_be_there(pair: Pair) -> None:
+    rated = declare(pair, BackendShare("a", 2, 1000, 0, 0, safety_milli=3000))
+    first, second = asked(rated, prompt_tokens=500)[0], asked(rated, prompt_tokens=100)[0]
+    assert [first.expected_s, second.expected_s] == [0.5, 0.6]  # the prompt before it counts, the safety does not
+    timed = declare(pair, share(step_us=10_000, prefill_ns=100_000))
+    assert asked(timed, prompt_tokens=400)[0].expected_s == pytest.approx(0.01 + 0.1, abs=0.05)

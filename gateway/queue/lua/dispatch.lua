@@ -4,7 +4,10 @@
 --  arrives that fits)
 local GRANTS, LOOKS, SIDE, MOST_PASSED = 64, 64, 3, 8
 
+-- (the lease says in how many milliseconds the first token should be there, without safety)
 local function grant(P, process, number, t, slot)
+  local b = backend(P, slot)
+  local first = prefill_ms(b, b[B_PREFILL] + t[UNCACHED], b[B_RUNNING], context_of(b))
   take(P, slot, t, t[UNCACHED], t[PROMPT] + t[OUTPUT], t[VARIANCE])
   local A = pay(P, t)
   leases(P, t, 1)
@@ -12,7 +15,7 @@ local function grant(P, process, number, t, slot)
   fly(t, t[PROMPT] + t[OUTPUT])
   t[BACKENDS] = false
   keep(process, number, t)
-  tell(process, number, GRANT, backend(P, slot)[B_NAME], 0, quota_of(t))
+  tell(process, number, GRANT, b[B_NAME], ceil(min(first, FAR_MS)), quota_of(t))
 end
 
 local function refuse(P, process, number, t, word, ms)
