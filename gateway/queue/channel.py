@@ -110,6 +110,10 @@ class Channel:
         """At once, without a word to the server."""
         self._line.abort()
 
+    def give_up(self) -> None:
+        """The same; a call that is under way ends with StoreAway."""
+        self._line.abort()
+
 
 class _Line(asyncio.Protocol):
     """Bytes out, and one reply at a time back. `lost` is why no more will come, None while it is open."""

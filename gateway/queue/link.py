@@ -105,5 +105,9 @@ class Link:
         answer: bytes = await self._channel.call(*self._verb, b"1", self._prefix, *arguments, b"0")
         return answer
 
+    def give_up(self) -> None:
+        """End the call that is under way with StoreAway."""
+        self._channel.give_up()
+
     async def aclose(self) -> None:
         await self._channel.close()

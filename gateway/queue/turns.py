@@ -24,6 +24,9 @@ TURN_S = 2.0
 HOME, LOCAL = "", "local"
 """Which store the turns are made in: the shared one, or one that stands in for it."""
 
+CROWD = 6
+"""After a turn with more events than this, the next one waits for company: it will come."""
+
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -52,7 +55,7 @@ class Turns:
         self._due: asyncio.TimerHandle | None = None
         self._trouble_s: float | None = None
         self._sent_s = 0.0
-        self._limit: asyncio.Timeout | None = None
+        self._flying = False
         self._tries = 0
 
     def wake(self, urgent: bool) -> None:
@@ -64,8 +67,8 @@ class Turns:
 
     def check(self, now_s: float) -> None:
         """For the sweep: give up a turn that takes too long; say so when the store is lost."""
-        if self._limit is not None and now_s - self._sent_s > TURN_S and not self._limit.expired():
-            self._limit.reschedule(now_s)
+        if self._flying and self.link is not None and now_s - self._sent_s > TURN_S:
+            self.link.give_up()
         if self._trouble_s is None or now_s - self._trouble_s < TURN_S or self.fallback() or self.lost:
             return
         self.lost = True
@@ -77,9 +80,10 @@ class Turns:
         self._leaving = True
         self._go.set()
         self._hurry.set()
-        for limit in (self._limit, self._connecting):
-            if limit is not None and not limit.expired():
-                limit.reschedule(clock.now())
+        if self._flying and self.link is not None:
+            self.link.give_up()
+        if self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(clock.now())
 
     def move(self, target: Target, where: str = HOME, link: Link | None = None) -> None:
         """Make turns in another store from now on, over `link` if there is one already."""
@@ -149,6 +153,9 @@ class Turns:
     async def _serve(self, link: Link) -> None:
         while not self._done():
             await self._go.wait()
+            if self._session.told > CROWD:
+                await asyncio.sleep(0)  # for those who are ready in this turn of the loop
+                await asyncio.sleep(0)  # and those whom they wake
             self._go.clear()
             if self._leaving:
                 raise StoreAway("the store has moved")
@@ -161,12 +168,11 @@ class Turns:
         self._sent_s = now_s = clock.now()
         if self._trouble_s is None:
             self._trouble_s = now_s
-        self._limit = asyncio.timeout(None)
-        async with self._limit:
-            try:
-                raw = await link.turn(*self._session.depart(now_s))
-            finally:
-                self._limit = None
+        self._flying = True
+        try:
+            raw = await link.turn(*self._session.depart(now_s))
+        finally:
+            self._flying = False
         back_s = clock.now()
         self.turned(back_s - now_s, self._session.told)
         reply = self._session.arrive(raw, back_s)
