@@ -27,6 +27,9 @@ CONFIG = """
 [store]
 url = "embedded"
 
+[telemetry]
+access_log = "off"  # as in the others
+
 [[tenant]]
 name = "bench"
 keys = ["sha256:{digest}"]
