@@ -20,10 +20,11 @@ from policies.lengths import Kind, Lengths, Outlook
 from policies.order import Order
 from policies.quota import TenantLimits
 from policies.steptime import START, Coefficients, StepModel
-from policies.types import Ticket
+from policies.types import ServiceClass, Ticket
 
 MODEL = "m"
 ORDER = Order()
+CONFIGURED_RATE = 8000  # prompt tokens/s until step times are known, as in `gateway.pool`
 NO_DEADLINE_MS = 3_600_000
 PROGRESS_TOKENS = 16  # between two words on what a lease is expected to hold
 HEADROOM = 0.95  # of the KV cache that may be planned with
@@ -34,13 +35,16 @@ SHARE_CHANGE = 0.05  # relative, below which a backend's numbers are not declare
 class Beliefs(Struct, frozen=True, kw_only=True):
     """How the gateway's picture differs from the truth, for experiments. All 1 and false: as it is in production.
 
-    `start_rate` is the factor on the speed that the configured step times promise, learned away; `prompt` that on
-    prompt tokens; `reserve` takes `max_tokens` for the expected output.
+    `start_rate` is the factor on the speed that is configured, learned away; `rate` that on all speeds that the queue
+    is told, for good; `prompt` that on prompt tokens; `reserve` takes `max_tokens` for the expected output.
+    `shed_after` is the class's setting.
     """
 
     start_rate: float = 1.0
+    rate: float = 1.0
     prompt: float = 1.0
     reserve: bool = False
+    shed_after: float = 0.95
 
 
 class Estimates:
@@ -49,6 +53,7 @@ class Estimates:
     def __init__(self, shape: Shape, engines: int, beliefs: Beliefs) -> None:
         self.shape = shape
         self.beliefs = beliefs
+        self.service = ServiceClass(name="any", rank=1, shed_after=beliefs.shed_after)
         self.lengths = Lengths()
         self.models = [StepModel(_scaled(START, 1 / beliefs.start_rate)) for _ in range(engines)]
         self.safety = [Safety() for _ in range(engines)]
@@ -88,20 +93,26 @@ class Estimates:
         self.lengths.add(Kind(call.tenant.name, MODEL), call.produced, censored)
 
     def share(self, engine: int) -> BackendShare:
-        """What the queue may hand to an engine."""
+        """What the queue may hand to an engine: until the model is warm only the configured speed is told."""
         shape, model = self.shape, self.models[engine]
+        if not model.warm:
+            rate = CONFIGURED_RATE * self.beliefs.start_rate * self.beliefs.rate
+            return self._share(engine, int(rate), Coefficients(a0_s=0, a1_s=0, a2_s=0, a3_s=0, a4_s=0))
         rate = model.prefill_rate(shape.chunk_tokens, self._running, self._running * self._context)
-        times, theta = model.coefficients, model.trim.theta
+        times = _scaled(model.coefficients, 1 / (model.trim.theta * self.beliefs.rate))
+        return self._share(engine, max(1, int(rate * self.beliefs.rate)), times)
+
+    def _share(self, engine: int, rate: int, times: Coefficients) -> BackendShare:
         return BackendShare(
             name=f"e{engine}",
-            max_running=shape.max_running,
-            prefill_tokens_per_s=max(1, int(rate)),
-            kv_tokens=int(HEADROOM * shape.kv_tokens),
-            chunk_tokens=shape.chunk_tokens,
-            step_us=max(1, round(times.a0_s * 1e6 / theta)),
-            prefill_ns=max(1, round(times.a1_s * 1e9 / theta)),
-            running_us=round(times.a2_s * 1e6 / theta),
-            kv_ns=round(times.a3_s * 1e9 / theta),
+            max_running=self.shape.max_running,
+            prefill_tokens_per_s=rate,
+            kv_tokens=int(HEADROOM * self.shape.kv_tokens),
+            chunk_tokens=self.shape.chunk_tokens,
+            step_us=round(times.a0_s * 1e6),
+            prefill_ns=round(times.a1_s * 1e9),
+            running_us=round(times.a2_s * 1e6),
+            kv_ns=round(times.a3_s * 1e9),
             safety_milli=round(self.safety[engine].factor * 1000),
             kv_deviations_milli=round(self.deviations[engine].z * 1000),
         )
@@ -142,6 +153,7 @@ def ticket_for(call: Call, now_ms: float, estimates: Estimates) -> Ticket:
         key_ms=ORDER.key_ms(waits_ms, prompt),
         prefill_price=cost.prefill,
         output_price=cost.output,
+        target_ms=estimates.service.target_ms(waits_ms) if aim.ttft_ms else 0,
     )
 
 
@@ -295,5 +307,7 @@ def _differ(one: BackendShare, other: BackendShare) -> bool:
         (one.kv_tokens, other.kv_tokens),
         (one.safety_milli, other.safety_milli),
         (one.kv_deviations_milli, other.kv_deviations_milli),
+        (one.step_us, other.step_us),
+        (one.prefill_ns, other.prefill_ns),
     )
     return any(abs(new - old) > SHARE_CHANGE * old for new, old in pairs)

@@ -158,7 +158,8 @@ def kv(lab: Lab) -> dict[str, Any]:
 
 
 def model(lab: Lab) -> dict[str, Any]:
-    """At 2x: step times promised wrong by a factor of 2 either way, prompts by 15 %, engines that change speed."""
+    """At 2x: speeds wrong by a factor of 2 either way, until learned or for good, prompts by 15 %, engines that change
+    speed."""
     return {
         f"{strategy}, {name}": numbers
         for strategy in ("tokens", "signalbox")
@@ -169,12 +170,17 @@ def model(lab: Lab) -> dict[str, Any]:
 def _model_runs(lab: Lab, case: Case) -> dict[str, Any]:
     half_ms = case.span_s * 500
     found: dict[str, Any] = {}
-    for name, beliefs in (
+    named = (
         ("rate 0.5", Beliefs(start_rate=0.5)),
         ("rate 2", Beliefs(start_rate=2.0)),
+        ("rate 0.5 for good", Beliefs(rate=0.5)),
+        ("rate 2 for good", Beliefs(rate=2.0)),
         ("prompt 0.85", Beliefs(prompt=0.85)),
         ("prompt 1.15", Beliefs(prompt=1.15)),
-    ):
+    )
+    for name, beliefs in named:
+        if case.strategy == "tokens" and beliefs.rate != 1.0:
+            continue  # it reads its models, not what the queue is told
         wrong = replace(case, beliefs=beliefs)
         found[f"believed {name}"] = _recovery(lab, wrong, case, lambda site: None, 0.0)
     for name, factor in (("slower", 2.0), ("faster", 0.5)):

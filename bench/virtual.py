@@ -20,11 +20,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench import sim_metrics
+from bench.sim_defences import wrong
 from bench.sim_lab import STRATEGIES, SWEEPS, Lab
 from bench.sim_store import Store
-from bench.sim_studies import STUDIES
+from bench.sim_studies import STUDIES, Study
 
-SCENARIOS = (*SWEEPS, *STUDIES)
+ALL_STUDIES: dict[str, Study] = STUDIES | {"wrong": wrong}
+SCENARIOS = (*SWEEPS, *ALL_STUDIES)
 
 
 def options() -> argparse.ArgumentParser:
@@ -55,7 +57,7 @@ def run(lab: Lab, chosen: argparse.Namespace) -> dict[str, Any]:
         if name in SWEEPS:
             found[name] = lab.sweep(SWEEPS[name](chosen.engines, chosen.processes), chosen.load, strategies)
         else:
-            found[name] = STUDIES[name](lab)
+            found[name] = ALL_STUDIES[name](lab)
     found["capacity_rps"] = {name: sim_metrics.rounded(rate) for name, rate in lab.rates.items()}
     return found
 

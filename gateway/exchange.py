@@ -269,6 +269,7 @@ class Exchange:
             output_price=price.output,
             billed=not self.tried,
             identity=job.identity if self.first_by else "",
+            target_ms=job.service.target_ms(waits_ms),
         )
 
     async def _open(self, job: Job, member: Member) -> Chunk | None:

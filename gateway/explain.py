@@ -50,6 +50,7 @@ from policies.types import ServiceClass
 
 KV_ROOM = 0.95  # part of the KV tokens that may be planned with
 WINDOW = 2  # chunks of prompt that may be outstanding on a backend
+LIKELY = 50  # percent: who is refused by chance gets the likelier answer
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -292,6 +293,9 @@ def _places(asked: Asked, args: argparse.Namespace) -> Iterator[Line]:
     if tenant.max_queued:
         own = args.tenant_queued + 1
         yield Line("", "tenant_max_queued", own, tenant.max_queued, "requests", {}, Reason.QUEUE_FULL)
+    if target_ms := asked.service.target_ms(asked.waits_ms):
+        terms = {"late_after_s": target_ms / 1000}
+        yield Line("", "shed", args.shed_percent, LIKELY, "% of arrivals", terms, Reason.OVERLOADED)
 
 
 def _answer(asked: Asked, args: argparse.Namespace, lines: list[Line]) -> Answer:
@@ -331,7 +335,7 @@ def _starts(common: dict[str, Line], backends: list[list[Line]]) -> bool:
 def _refusal(
     asked: Asked, args: argparse.Namespace, common: dict[str, Line], backends: list[list[Line]]
 ) -> tuple[Reason | None, float]:
-    """In the order in which the queue asks: impossible, over quota, then, if it has to wait, full and unreachable."""
+    """In the order in which the queue asks: impossible, over quota; if it has to wait, full, unreachable, too much."""
     missed = [[line for line in lines if not line.ok] for lines in backends]
     if all(any(line.answer == Reason.DEADLINE_IMPOSSIBLE for line in lines) for lines in missed):
         return Reason.DEADLINE_IMPOSSIBLE, 0.0
@@ -344,7 +348,9 @@ def _refusal(
     late = [
         max((line.predicted - line.limit for line in lines if line.answer != "waits"), default=0.0) for lines in missed
     ]
-    return (Reason.DEADLINE_UNREACHABLE, min(late)) if min(late) > 0 else (None, 0.0)
+    if min(late) > 0:
+        return Reason.DEADLINE_UNREACHABLE, min(late)
+    return (Reason.OVERLOADED if any(_says(line, Reason.OVERLOADED) for line in common.values()) else None), 0.0
 
 
 def _says(line: Line, reason: Reason) -> bool:

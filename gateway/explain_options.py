@@ -30,6 +30,7 @@ QUEUE = {
     "queued": "all that wait in the pool; without, those ahead",
     "tenant-queued": "of these, the tenant's",
     "tenant-in-flight": "tokens that engines have of the tenant",
+    "shed-percent": "part of its class's arrivals that may not wait",
     "used-requests": "by the tenant in this minute",
     "used-tokens": "by the tenant in this minute",
 }

@@ -52,7 +52,7 @@ class Order(Struct, frozen=True):
 
 class Answer(Struct, frozen=True, kw_only=True):
     """`verdict` is `starts`, `waits` or `refused`. `retry_after_s` is without jitter, 0 where there is none or, for
-    `queue_full`, it depends on more than was asked."""
+    `queue_full` and `overloaded`, it depends on more than was asked."""
 
     verdict: str
     reason: Reason | None

@@ -23,6 +23,7 @@ class Reason(enum.StrEnum):
     RATE_LIMITED = "rate_limited"
     QUEUE_FULL = "queue_full"
     DEADLINE_UNREACHABLE = "deadline_unreachable"
+    OVERLOADED = "overloaded"
     NO_BACKEND = "no_backend"
     DRAINING = "draining"
     STORE_LOST = "store_lost"

@@ -6,6 +6,8 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 
+LONGEST_WAIT_MS = 86_400_000  # a deadline further away is none
+
 
 class Objective(Struct, frozen=True):
     """When an answer is on time, in milliseconds from the request's first byte; 0 is no objective."""
@@ -16,7 +18,11 @@ class Objective(Struct, frozen=True):
 
 
 class ServiceClass(Struct, frozen=True, forbid_unknown_fields=True):
-    """A class of service. Rank 0 goes first. `keep_alive_s` > 0 sends SSE comments through a silent wait."""
+    """A class of service. Rank 0 goes first. `keep_alive_s` > 0 sends SSE comments through a silent wait.
+
+    `shed_after` is the part of a request's time to the first token that it may have waited. When a third of those that
+    leave the queue have waited longer, forecasts are wrong, and part of what comes is refused. 0 never refuses any.
+    """
 
     name: str
     rank: Annotated[int, Meta(ge=0, le=9)]
@@ -24,10 +30,15 @@ class ServiceClass(Struct, frozen=True, forbid_unknown_fields=True):
     tpot_ms: Annotated[int, Meta(ge=0)] = 0
     total_ms: Annotated[int, Meta(ge=0)] = 600_000
     keep_alive_s: Annotated[float, Meta(ge=0)] = 0.0
+    shed_after: Annotated[float, Meta(ge=0, le=1)] = 0.95
 
     @property
     def objective(self) -> Objective:
         return Objective(self.ttft_ms, self.tpot_ms, self.total_ms)
+
+    def target_ms(self, waits_ms: int) -> int:
+        """How long a request whose first token is due in `waits_ms` may wait; 0, for ever, where it need not come."""
+        return int(self.shed_after * waits_ms) if waits_ms <= LONGEST_WAIT_MS else 0
 
 
 class Ticket(Struct, frozen=True):
@@ -42,7 +53,8 @@ class Ticket(Struct, frozen=True):
     expected). `key_ms` is the place within the tenant's line, in ms after now (-1: order of arrival; see
     `policies.order`); the prices are what a token costs the tenant's counter (see `policies.fairness`). `billed` false
     is a retry or a re-declaration, which is not held against the tenant's quota again. `identity`, if any, is what the
-    request is known by among its tenant's when it comes again: it then has the deadlines it had first.
+    request is known by among its tenant's when it comes again: it then has the deadlines it had first. `target_ms` is
+    how long it may wait before it counts as late for the last defences (see `ServiceClass.target_ms`; 0: for ever).
     """
 
     tenant: str
@@ -63,3 +75,4 @@ class Ticket(Struct, frozen=True):
     output_price: int = 2
     billed: bool = True
     identity: str = ""
+    target_ms: int = 0

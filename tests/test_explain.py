@@ -85,6 +85,16 @@ def test_what_is_ahead_counts_with_safety(capsys: pytest.CaptureFixture[str], co
     assert answer["retry_after_s"] == pytest.approx(0.45)
 
 
+def test_a_class_that_sheds(capsys: pytest.CaptureFixture[str], configured: list[str]) -> None:
+    waits = ("--prompt-tokens", 400, "--class", "interactive", "--waiting-ahead", 1)
+    code, answer = asked(capsys, configured, *waits, "--shed-percent", 30)
+    assert (code, answer["verdict"], line(answer, "shed")["terms"]) == (0, "waits", {"late_after_s": 4.75})
+    code, answer = asked(capsys, configured, *waits, "--shed-percent", 60)
+    assert (code, answer["reason"], answer["status"]) == (1, "overloaded", 429)
+    starts = asked(capsys, configured, "--prompt-tokens", 400, "--shed-percent", 60)[1]
+    assert starts["verdict"] == "starts"  # who starts does not wait
+
+
 def test_not_even_idle(capsys: pytest.CaptureFixture[str], configured: list[str]) -> None:
     code, answer = asked(capsys, configured, "--prompt-tokens", 4000, "--ttft-ms", 4000)
     assert (code, answer["reason"], answer["status"]) == (1, "deadline_impossible", 422)

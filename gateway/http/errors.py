@@ -25,6 +25,7 @@ STATUS: dict[Reason, int] = {
     Reason.RATE_LIMITED: 429,
     Reason.QUEUE_FULL: 429,
     Reason.DEADLINE_UNREACHABLE: 429,
+    Reason.OVERLOADED: 429,
     Reason.CLIENT_GONE: 499,
     Reason.INTERNAL: 500,
     Reason.ENGINE_ERROR: 502,

@@ -27,6 +27,7 @@ MESSAGES = {
     Reason.RATE_LIMITED: "the tenant's requests or tokens per minute are used up",
     Reason.DEADLINE_IMPOSSIBLE: "no backend for this model could meet the deadline, not even an idle one",
     Reason.DEADLINE_UNREACHABLE: "the deadline cannot be met under the present load",
+    Reason.OVERLOADED: "requests of this class wait for too long under the present load",
 }
 
 
@@ -43,9 +44,10 @@ class Book:
     """Places, pools and pending events of one process. No I/O: a session takes batches out and puts outcomes in.
 
     `wake(urgent)` is called when there is something to tell; what is not urgent may linger. `depths` is how many wait
-    by pool and rank, as last heard. `known` is the number of tickets the store has of this process once all batches
-    taken are applied; `crowded`: somebody waits in a pool; `doubted`: the store granted what is held already; `cut`:
-    the last batch could not take all. `parts`: what is declared is one of so many parts of what there is.
+    by pool and rank, `levels` the thousandths of arrivals that may not wait, as last heard. `known` is the number of
+    tickets the store has of this process once all batches taken are applied; `crowded`: somebody waits in a pool;
+    `doubted`: the store granted what is held already; `cut`: the last batch could not take all. `parts`: what
+    is declared is one of so many parts of what there is.
     """
 
     def __init__(self, max_queued: int) -> None:
@@ -54,6 +56,7 @@ class Book:
         self.pools: dict[str, PoolShare] = {}
         self.tenants: dict[str, TenantLimits] = {}
         self.depths: dict[str, list[int]] = {}
+        self.levels: dict[str, list[int]] = {}
         self.known = 0
         self.parts = 1
         self.crowded = False
@@ -221,6 +224,11 @@ class Book:
             self.known -= place.sent
             place.close(Phase.REFUSED, refusal(word if code == wire.REFUSE else "internal", ms))
 
+    def hear(self, depths: Iterable[tuple[str, list[int], list[int]]]) -> None:
+        """What waits in each pool, and how much of what comes may not."""
+        for pool, waiting, levels in depths:
+            self.depths[pool], self.levels[pool] = waiting, levels
+
     def _quota(self, tenant: str, left: tuple[int, int, int, int]) -> Quota:
         limits = self.tenants.get(tenant, NO_LIMITS)
         requests, tokens, requests_ms, tokens_ms = left
@@ -291,6 +299,7 @@ class Book:
             ticket.output_price,
             int(ticket.billed),
             ticket.identity,
+            ticket.target_ms,
         ]
 
     def _held_event(self, place: Place, _: float) -> wire.Event | None:

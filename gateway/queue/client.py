@@ -207,6 +207,10 @@ class Queue:
         """How many wait in a pool, by class rank, as this process last heard (at its beat, once a second)."""
         return tuple(self.book.depths.get(pool, ()))
 
+    def shedding(self, pool: str) -> tuple[int, ...]:
+        """Thousandths of the arrivals of a pool that may not wait, by class rank; as fresh as `depth`."""
+        return tuple(self.book.levels.get(pool, ()))
+
     def submit(self, ticket: Ticket) -> Place:
         """Ask for a lease. The caller ends the place, whatever becomes of it."""
         return self.book.submit(ticket, clock.now())

@@ -17,13 +17,15 @@ ANSWER_S = 1.0
 
 class Line(Struct, array_like=True, frozen=True):
     """What waits in a pool and class: requests, their uncached prompt tokens, tenants in the order, and the distance
-    between the virtual counters of the first and the last of these."""
+    between the virtual counters of the first and the last of these. `level` is how many of 1,000 arrivals may not wait.
+    """
 
     rank: int
     waiting: int
     tokens: int
     tenants: int
     spread: int
+    level: int
 
 
 class Ledger(Struct, array_like=True, frozen=True):

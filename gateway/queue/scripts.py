@@ -13,6 +13,7 @@ FILES = (
     "tenant",
     "order",
     "recall",
+    "shed",
     "placement",
     "arrival",
     "dispatch",

@@ -81,7 +81,7 @@ class Session:
         if reply.status is wire.Status.OK:
             self._flying = None
             self.book.deliver(reply.outcomes, now_s)
-            self.book.depths.update(reply.depths)
+            self.book.hear(reply.depths)
             if reply.waiting >= 0:
                 self.book.crowded = reply.waiting > 0
             if self.book.doubted:

@@ -22,7 +22,7 @@ EVENTS: dict[str, tuple[int, str]] = {
         SUBMIT,
         "number:int tenant:str rank:int pool:str prompt:int output:int waits_ms:int total_ms:int tpot_ms:int"
         " backends:names standing:int age_ms:int uncached:int variance:int high:int place:int prefill_price:price"
-        " output_price:price billed:int identity:text",
+        " output_price:price billed:int identity:text target:int",
     ),
     "first": (FIRST, "number:int"),
     "progress": (PROGRESS, "number:int kv:int spread:int"),
@@ -73,7 +73,8 @@ class Outcome(NamedTuple):
 class Reply(Struct, array_like=True, frozen=True):
     """The answer to a turn. `due_ms` is when another turn is worth it without an event, 0 for never. `live` is
     the number of this process's tickets in the store if the turn beat, else -1; `waiting` that of the pools it touched,
-    else -1. `depths`, if the turn beat, is how many wait in each pool, by rank.
+    else -1. `depths`, if the turn beat, is how many wait in each pool and the thousandths of its arrivals that may not
+    wait, by rank.
     """
 
     status: Status
@@ -82,7 +83,7 @@ class Reply(Struct, array_like=True, frozen=True):
     due_ms: int = 0
     live: int = -1
     waiting: int = -1
-    depths: list[tuple[str, list[int]]] = []
+    depths: list[tuple[str, list[int], list[int]]] = []
 
 
 Event = list[Any]

@@ -137,6 +137,7 @@ FAMILIES = (
     Family("signalbox_queue_tokens", "Uncached prompt tokens waiting.", POOL, G),
     Family("signalbox_queue_tenants", "Tenants with something waiting and below their caps.", POOL, G),
     Family("signalbox_fairness_spread_tokens", "Between the virtual counters of tenants that wait.", POOL, G),
+    Family("signalbox_shed_ratio", "Part of the arrivals that may not wait.", POOL, G),
     Family("signalbox_ledger_open", "1 where the queue may hand out leases.", ENGINE, G),
     Family("signalbox_ledger_leases", "Leases held.", ENGINE, G),
     Family("signalbox_ledger_leases_limit", "Leases that may be held.", ENGINE, G),

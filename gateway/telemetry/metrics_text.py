@@ -77,6 +77,7 @@ def _told(seen: Look, classes: dict[int, str]) -> Iterator[Row]:
             yield Row("signalbox_queue_tokens", labels, [line.tokens])
             yield Row("signalbox_queue_tenants", labels, [line.tenants])
             yield Row("signalbox_fairness_spread_tokens", labels, [line.spread])
+            yield Row("signalbox_shed_ratio", labels, [line.level / 1000])
         for ledger in pool.ledgers:
             labels = (pool.model, ledger.backend)
             yield Row("signalbox_ledger_open", labels, [float(ledger.open == 1)])

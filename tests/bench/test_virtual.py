@@ -14,7 +14,6 @@ from bench.sim_lab import Case, Lab, Scenario, overload
 from bench.sim_signalbox import Beliefs, Estimates, Signalbox, ticket_for
 from bench.sim_site import Call, Outcome, Site, Strategy
 from bench.sim_store import SimulationFault, Store
-from bench.sim_studies import STUDIES
 from bench.sim_tokens import Ledger, TokenGate
 from bench.sim_workload import Arrival, Tenant
 from gateway.queue import wire
@@ -294,11 +293,11 @@ def test_refusing_early_keeps_what_was_promised(name: str, store: Store) -> None
     assert gated["wasted"] <= 0.05
 
 
-@pytest.mark.parametrize("name", sorted(STUDIES))
+@pytest.mark.parametrize("name", sorted(virtual.ALL_STUDIES))
 def test_every_study_runs(name: str, store: Store) -> None:
     lab = Lab(store, requests=60, seeds=1)
-    lab.rates = {"overload": 3.25, "noisy": 4.0, "kv": 0.6}
-    found = STUDIES[name](lab)
+    lab.rates = {"overload": 3.25, "bursts": 3.5, "noisy": 4.0, "kv": 0.6}
+    found = virtual.ALL_STUDIES[name](lab)
     assert all(found.values())
     virtual.show({name: found})
 

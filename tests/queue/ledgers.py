@@ -54,7 +54,7 @@ def accounts(server: StoreServer, pool: str) -> Accounts:
 
 
 def classes(server: StoreServer, pool: str) -> dict[int, list[Any]]:
-    """The classes of a pool that were ever used, by rank: waiting, tokens, virtual time, debt, backlogs."""
+    """The classes of a pool that were ever used, by rank: waiting, tokens, virtual time, debt, backlogs, waits."""
     record = server("HGET", KEYS.pool(pool), "pool")
     return {i: c for i, c in enumerate(decode(record, strict=False)[9]) if c} if record else {}
 
@@ -112,7 +112,8 @@ def check_pool(server: StoreServer, pool: str, mine: Tickets) -> None:
     tokens = Counter[int]()
     for t in mine.values():
         tokens[t[RANK]] += t[UNCACHED] * (t[STATE] == WAITING)
-    for rank, (n, n_tokens, _, debt, backlogs) in classes(server, pool).items():
+    for rank, (n, n_tokens, _, debt, backlogs, waits) in classes(server, pool).items():
+        check_waits(waits)
         assert (n, n_tokens) == (by_rank.pop(rank, 0), tokens[rank])
         assert n or (debt <= 0 and not backlogs)
         parts = backlogs.values() if isinstance(backlogs, dict) else backlogs
@@ -121,6 +122,18 @@ def check_pool(server: StoreServer, pool: str, mine: Tickets) -> None:
         assert [sum(part[i] for part in parts) for i in range(3)] == expected_sums
     assert not by_rank
     assert waiting == sum(t[STATE] == WAITING for t in mine.values())
+
+
+def check_waits(waits: list[int]) -> None:
+    """What a class's waits were, and how much it sheds: nothing but after late ones."""
+    since, left, late, level, spread, every, pace = waits
+    assert 0 <= late <= left
+    assert 0 <= level <= 950
+    assert 0 <= spread < 1000
+    assert since >= 0
+    assert every >= 1000
+    assert pace >= 0
+    assert all(n == int(n) for n in waits)
 
 
 def check_accounts(server: StoreServer, pool: str, mine: Tickets) -> None:

@@ -12,12 +12,16 @@ SIDE = 4  # tenants of a class, and tickets of a tenant, that the queue looks at
 Who = tuple[str, int]
 
 
+HURRY = 0.5  # part of its target that a ticket may wait in a class that sheds
+
+
 class Asked(Struct):
     """One ticket as its owner knows it. `key` is its place in its tenant's line, once the store has told."""
 
     process: str
     number: int
     ticket: Ticket
+    since_ms: int
     late_ms: int
     key: float = 0.0
     backend: str = ""
@@ -34,21 +38,25 @@ class Model:
         self.asked: dict[Who, Asked] = {}
         self.pools: dict[str, dict[str, tuple[int, bool]]] = {}
         self.caps: dict[str, int] = {}
+        self.late: set[tuple[str, int]] = set()  # pools and ranks of which one ever waited for too long
+        self.shed: list[Asked] = []  # what was refused as too much, since the last look
 
     def declare(self, pool: str, backends: dict[str, tuple[int, bool]]) -> None:
         self.pools[pool] = backends
 
     def submit(self, process: str, number: int, ticket: Ticket, now_ms: int) -> None:
-        self.asked[process, number] = Asked(process, number, ticket, now_ms + ticket.waits_ms)
+        self.asked[process, number] = Asked(process, number, ticket, now_ms, now_ms + ticket.waits_ms)
 
-    def end(self, process: str, number: int) -> None:
-        self.asked.pop((process, number), None)
+    def end(self, process: str, number: int, now_ms: int, slack_ms: int) -> None:
+        asked = self.asked.pop((process, number), None)
+        if asked is not None and not asked.backend:
+            self._left(asked, now_ms, slack_ms)
 
-    def forget(self, process: str) -> None:
+    def forget(self, process: str, now_ms: int, slack_ms: int) -> None:
         """The process is dead: whatever it had is nobody's."""
         for owner, number in list(self.asked):
             if owner == process:
-                del self.asked[owner, number]
+                self.end(owner, number, now_ms, slack_ms)
 
     def granted(self, process: str, number: int, backend: str, now_ms: int, slack_ms: int) -> None:
         asked = self.asked[process, number]
@@ -56,16 +64,20 @@ class Model:
         assert now_ms <= asked.late_ms + slack_ms, f"{process}:{number} was granted after its deadline"
         assert self._may(asked, backend), f"{process}:{number} may not run on {backend}"
         asked.backend = backend
+        self._left(asked, now_ms, slack_ms)
 
     def refused(self, process: str, number: int, why: str, now_ms: int, slack_ms: int) -> None:
         asked = self.asked.pop((process, number))
         assert not asked.backend, f"{process}:{number} was refused after its grant"
         if why in ("expired", "deadline_unreachable"):  # prompts take next to no time here
             assert now_ms >= asked.late_ms - slack_ms, f"{process}:{number}: {why} before its deadline"
+        elif why == "overloaded":
+            self.shed.append(asked)
         elif why == "no_backend":
             assert not self._open(asked), f"{process}:{number} heard of no backend, but there is one"
         else:
             raise AssertionError(f"{process}:{number} was refused: {why}")
+        self._left(asked, now_ms, slack_ms)
 
     def check_order(self, keys: dict[Who, float]) -> None:
         """Of those that waited before with these keys and were granted since, none passed one of its own tenant that is
@@ -85,6 +97,13 @@ class Model:
             cap = self.caps.get(tenant, 0)
             assert not (more and cap and flight > cap), f"{tenant} has {flight} tokens in flight, more than {cap}"
 
+    def check_sheds(self) -> None:
+        """Nothing was shed but what may be, while somebody of its class or a better one had waited for too long."""
+        for ticket in (asked.ticket for asked in self.shed):
+            late = any((ticket.pool, rank) in self.late for rank in range(ticket.rank + 1))
+            assert late and ticket.target_ms, f"{ticket} was shed"
+        self.shed.clear()
+
     def check_work(
         self, pool: str, windows: dict[str, float], keys: dict[Who, float], flights: dict[str, tuple[int, int]]
     ) -> None:
@@ -99,6 +118,11 @@ class Model:
                 continue
             idle = [n for n, left in windows.items() if ticket.uncached_tokens <= left and self._may(asked, n)]
             assert not idle, f"{asked} waits while {idle} have room"
+
+    def _left(self, asked: Asked, now_ms: int, slack_ms: int) -> None:
+        target = asked.ticket.target_ms
+        if target and now_ms - asked.since_ms > HURRY * target - slack_ms:
+            self.late.add((asked.ticket.pool, asked.ticket.rank))
 
     def _front(self, pool: str, keys: dict[Who, float]) -> list[Asked]:
         """Who waits and is looked at: the first tickets of each tenant of each class."""

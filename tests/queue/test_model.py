@@ -95,6 +95,7 @@ class Machine(RuleBasedStateMachine):
         key_ms=st.sampled_from([-1, -1, 0, 40, 500]),
         cached=st.sampled_from([0, 0, 60, 100]),
         price=st.sampled_from([1, 2, 4]),
+        target_ms=st.sampled_from([0, 100, 400, 5000]),
     )
     def submit(
         self, i: int, lost: int, many: int, narrow: tuple[int, ...], cached: int, price: int, **asked: Any
@@ -137,9 +138,20 @@ class Machine(RuleBasedStateMachine):
                 place.progress(10 * index, index)
             else:
                 place.end(index, ran=True)
-                self.model.end(base, place.number)
+                self.model.end(base, place.number, self.now_ms, self.slack_ms)
                 del self.places[base][place.number]
         self.turn(i, lost, doubled=len(picks) == 2)
+
+    @rule(i=WHO, rank=st.integers(0, 2), pool=st.sampled_from(["m", "n"]), more=st.integers(1, 4))
+    def rush(self, i: int, rank: int, pool: str, more: int) -> None:
+        """So much at once that most of it waits for too long; then a little more."""
+        asked = {"rank": rank, "pool": pool, "waits_ms": 60_000, "retry": False, "key_ms": -1, "target_ms": 100}
+        for many in (5, 5, 5):
+            self.submit(i, 0, many, (), 0, 1, tenant="z", **asked)
+        for _ in range(5):
+            self.clock.advance(400)
+            self.report(i, 0, [(k, "e") for k in range(3)])
+        self.submit(i, 0, more, (), 0, 1, tenant="z", **asked)
 
     @rule(i=WHO, mail=st.booleans())
     def bare_turn(self, i: int, mail: bool) -> None:
@@ -192,7 +204,7 @@ class Machine(RuleBasedStateMachine):
 
     def kill(self, i: int) -> None:
         base = self.processes[i].session.base
-        self.model.forget(base)
+        self.model.forget(base, self.now_ms, self.slack_ms)
         del self.places[base], self.seen[base]
         self.processes[i] = self.spawn()
         self.turn(i)
@@ -259,6 +271,7 @@ class Machine(RuleBasedStateMachine):
             held = [t for t in found.values() if t[ledgers.TENANT] == tenant and t[ledgers.STATE] == ledgers.HELD]
             flights[tenant] = record[4], len(held)
         self.flights = flights
+        self.model.check_sheds()
         self.model.check_order(keys)
         if before is not None and not rejoined:
             self.model.check_caps(flights, before)

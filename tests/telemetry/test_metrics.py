@@ -132,6 +132,7 @@ async def test_the_queue_is_told_by_class_with_its_oldest() -> None:
             while await value(site, "signalbox_queue_requests", **batch) != 1:
                 await asyncio.sleep(0.05)
         assert await value(site, "signalbox_queue_tenants", **batch) == 1
+        assert await value(site, "signalbox_shed_ratio", **batch) == 0
         assert await value(site, "signalbox_queue_tokens", **batch) > 0
         assert await value(site, "signalbox_queue_oldest_seconds", **batch) > 0
         assert await value(site, "signalbox_queue_oldest_seconds", model="demo", **{"class": "standard"}) == 0

@@ -1,4 +1,4 @@
--- arrival v1: whether a ticket that has to wait will be on time, and who goes when one of a tenant can't
+-- arrival v2: whether a ticket that has to wait will be on time, and who goes when one of a tenant can't
 -- (the largest ahead of it rather than the newcomer, which keeps most tickets on time (Moore-Hodgson): but only one that came
 --  just now, and not when prompts of its size have had their share of that. What has waited is not put off for a newcomer, but
 --  for one with plenty of time, which is short: it would hear late of what could have been said to the other at once)
@@ -134,12 +134,13 @@ end
 -- may this one go in another's place? One that has waited for long would hear it late
 local function young(t) return t[KEY] >= 0 and now - t[SINCE] <= YOUNG * (t[DEADLINE] - t[SINCE]) end
 
-local function turn_away(P, process, number, t, who, ms)
+local function turn_away(P, process, number, t, who, ms, word)
+  departed(P, t, true)
   unlist(P, t[RANK], t[TENANT], who, t)
   drop(process, number)
   refund(t)
   count_size(P, t[UNCACHED], 0, 1)
-  tell(process, number, REFUSE, 'deadline_unreachable', ms, quota_of(t))
+  tell(process, number, REFUSE, word or 'deadline_unreachable', ms, quota_of(t))
 end
 
 -- by how many milliseconds the last of the line would be late with this one ahead of it; the last itself
@@ -190,7 +191,8 @@ local function retest_line(P, rank, name)
     local t = ticket(process, number)
     if t and t[STATE] == WAITING and now <= t[DEADLINE] then
       local over, first = own_late_by(P, t, A, own, n)
-      if over > first * DOUBT then
+      if overdue(P, t) then turn_away(P, process, number, t, who, back_ms(class(P, rank)), 'overloaded')
+      elseif over > first * DOUBT then
         turn_away(P, process, number, t, who, over < huge and ceil(over) or MOST_MS)
       else
         own, n = own + t[UNCACHED], n + 1

@@ -1,4 +1,4 @@
--- dispatch v2: gives leases to those who wait while there is room
+-- dispatch v3: gives leases to those who wait while there is room
 -- (at most GRANTS steps and LOOKS looks a turn. A ticket that fits nowhere now may be passed by others, at most MOST_PASSED
 --  times: then what it could use is kept for it. When none fits the pool is `blocked` until a ledger shrinks or a ticket
 --  arrives that fits)
@@ -8,6 +8,7 @@ local GRANTS, LOOKS, SIDE, MOST_PASSED = 64, 64, 3, 8
 local function grant(P, process, number, t, slot)
   local b = backend(P, slot)
   local first = prefill_ms(b, b[B_PREFILL] + t[UNCACHED], b[B_RUNNING], context_of(b))
+  departed(P, t, false)
   take(P, slot, t, t[UNCACHED], t[PROMPT] + t[OUTPUT], t[VARIANCE])
   local A = pay(P, t)
   leases(P, t, 1)
@@ -19,6 +20,7 @@ local function grant(P, process, number, t, slot)
 end
 
 local function refuse(P, process, number, t, word, ms)
+  departed(P, t, true)
   unlist(P, t[RANK], t[TENANT], member(process, number, t), t)
   drop(process, number)
   refund(t)
@@ -45,6 +47,7 @@ local function try(P, rank, name, who, first)
     return true
   end
   if now > t[DEADLINE] then refuse(P, process, number, t, 'expired'); return true end
+  if overdue(P, t) then refuse(P, process, number, t, 'overloaded', back_ms(class(P, rank))); return true end
   if not possible(P, t) then refuse(P, process, number, t, 'no_backend', 1000); return true end
   local T = tenant(name)
   if capped(T, t) then

@@ -1,5 +1,5 @@
--- events v2: what a process may say in a turn. Each is checked whole before it touches anything
--- event submit = 1: number:int tenant:str rank:int pool:str prompt:int output:int waits_ms:int total_ms:int tpot_ms:int backends:names standing:int age_ms:int uncached:int variance:int high:int place:int prefill_price:price output_price:price billed:int identity:text
+-- events v3: what a process may say in a turn. Each is checked whole before it touches anything
+-- event submit = 1: number:int tenant:str rank:int pool:str prompt:int output:int waits_ms:int total_ms:int tpot_ms:int backends:names standing:int age_ms:int uncached:int variance:int high:int place:int prefill_price:price output_price:price billed:int identity:text target:int
 -- event first = 2: number:int
 -- event progress = 3: number:int kv:int spread:int
 -- event finish = 4: number:int output:int ran:int
@@ -65,7 +65,9 @@ local function unwanted(P, t, T)
     return 'queue_full', drain_ms(P, t, A[A_TOKENS], A[A_WAITING])
   end
   local ms = admit(P, t)
-  return ms and 'deadline_unreachable', ms
+  if ms then return 'deadline_unreachable', ms end
+  ms = shed(P, t)
+  return ms and 'overloaded', ms
 end
 
 -- -> word, milliseconds: why a ticket is not taken, whatever waits. Reserves what it will use
@@ -83,7 +85,7 @@ end
 local function submitted(e)
   local waits, total, backends, uncached = e[8], e[9], e[11], min(e[14], e[6])
   return {WAITING, e[3], e[4], e[5], e[6], e[7], 0, now + waits, backends, e[10], total > 0 and now + total or 0, 0, 0, 0,
-          uncached, e[15], max(e[16], e[7]), e[18], e[19], 0, -1, 0, 0, now - e[13], e[21] ~= '' and e[21]}
+          uncached, e[15], max(e[16], e[7]), e[18], e[19], 0, -1, 0, 0, now - e[13], e[21] ~= '' and e[21], e[22]}
 end
 
 on[SUBMIT] = function(e)
@@ -93,7 +95,10 @@ on[SUBMIT] = function(e)
   local P, t, T = pool(e[5]), submitted(e), tenant(e[3])
   if not P or not possible(P, t) then return tell(me, number, REFUSE, 'no_backend', 1000) end
   local passed = recall(t)
-  if passed > 0 then tell(me, number, NEARER, '', passed) end
+  if passed > 0 then
+    tell(me, number, NEARER, '', passed)
+    if t[TARGET] > 0 then t[TARGET] = max(1, t[TARGET] - passed) end
+  end
   local word, ms = unfit(P, t, T, standing, e[20] > 0)
   if word then return tell(me, number, REFUSE, word, ms, quota_of(t)) end
   remember(t)
@@ -149,6 +154,7 @@ on[FINISH] = function(e)
     local T = tenant(t[TENANT])
     if T then correct(T, t, ran and 1 or 0, ran and t[PROMPT] + output or 0) end
   else
+    if P then departed(P, t, true) end
     remove(me, number, t)
     refund(t)
   end
@@ -161,7 +167,7 @@ on[LEASED] = function(e)
   fresh(e[2])
   local P, T = pool(e[5]), tenant(e[3])
   local t = {HELD, e[3], e[4], e[5], e[6], e[7], 0, 0, false, e[8], 0, 0, e[10], e[11],
-             min(e[12], e[6]), e[13], 0, e[14], e[15], e[13], T and 0 or -1, OWED, P and 0 or NO_POOL, now, false}
+             min(e[12], e[6]), e[13], 0, e[14], e[15], e[13], T and 0 or -1, OWED, P and 0 or NO_POOL, now, false, 0}
   local slot = P and names(P)[e[9]]
   if slot then take(P, slot, t, e[10], e[11], e[13]) end
   if P then leases(P, t, 1) end
@@ -235,9 +241,14 @@ end
 
 on[BYE] = function() leaving = true end
 
+-- what waits is looked at even where nothing happens
 on[BEAT] = function()
-  beating = true
+  beating = call('SMEMBERS', prefix .. 'pools')
   call('ZADD', prefix .. 'procs', now, me)
+  for i = 1, min(#beating, MAX_POOLS) do
+    local P = pool(beating[i])
+    if P then level_of(P, RANKS - 1) end
+  end
 end
 
 local function act(e)

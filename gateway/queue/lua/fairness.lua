@@ -1,17 +1,17 @@
--- fairness v1: who of the tenants is next, by virtual counters (VTC, arXiv 2401.00588), per pool, class and tenant
+-- fairness v2: who of the tenants is next, by virtual counters (VTC, arXiv 2401.00588), per pool, class and tenant
 -- (a ticket is charged when it is dispatched, by what it is expected to be, and settled to the truth at its end. A tenant whose
 --  queue was empty comes back at the class's virtual time at least: nobody saves up while idle. Weights are in the prices)
 -- A class: {waiting, uncached tokens waiting, virtual time, debt, backlogs by log2: {tokens,
--- weights, tenants}}; an account: {counter, waiting, uncached
+-- weights, tenants}, what its waits were (see shed)}; an account: {counter, waiting, uncached
 -- tokens waiting, weight in the backlogs, leases, parked}.
-local C_WAITING, C_TOKENS, C_VIRTUAL, C_DEBT, C_BACKLOGS = 1, 2, 3, 4, 5
+local C_WAITING, C_TOKENS, C_VIRTUAL, C_DEBT, C_BACKLOGS, C_WAITS = 1, 2, 3, 4, 5, 6
 local A_COUNTER, A_WAITING, A_TOKENS, A_WEIGHT, A_LEASES, A_PARKED = 1, 2, 3, 4, 5, 6
 local MOST_CHARGE = 1e12 -- one ticket may not drown everybody's counters
 local FLOOR, WHOLE = 50, 1000 -- a lower class that waits is owed 50 of 1000 tokens that go ahead of it
 
 local function class(P, rank)
   local C = P.classes[rank + 1]
-  if C == 0 then C = {0, 0, 0, 0, {}}; P.classes[rank + 1] = C end
+  if C == 0 then C = {0, 0, 0, 0, {}, {now, 0, 0, 0, 0, 1000, 0}}; P.classes[rank + 1] = C end
   return C
 end
 

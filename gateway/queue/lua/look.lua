@@ -2,9 +2,9 @@
 -- (a few microseconds per pool, class and backend, whatever the length of the queue)
 -- KEYS prefix                   `{namespace}:`, the hash tag of all keys
 -- ARGV ranks:msgpack pools:msgpack
--- -> msgpack {processes, {{pool, {{rank, waiting, tokens, tenants, spread}, ...}, {backend, ...}}, ...}}; a backend is {name,
+-- -> msgpack {processes, {{pool, {{rank, waiting, tokens, tenants, spread, level}, ...}, {backend, ...}}, ...}}; a backend is {name,
 -- open, leases, limit, prefill, prefill limit, kv, kv limit}. `tenants` are those in the order, below their caps; `spread` is
--- how far apart their virtual counters are. A pool that the store does not know is left out.
+-- how far apart their virtual counters are, `level` how many of 1,000 arrivals may not wait. A pool that the store does not know is left out.
 local prefix, unpack_msg = KEYS[1], cmsgpack.unpack
 
 local function score(key, at)
@@ -14,9 +14,14 @@ end
 
 local function class_of(classes, rank, name)
   local C, key = classes[rank + 1], prefix .. 'w:' .. rank .. ':' .. name
-  if C == nil or C == 0 then return {rank, 0, 0, 0, 0} end
+  local level = 0
+  for i = 1, rank + 1 do
+    local better = classes[i]
+    if better and better ~= 0 then level = math.max(level, better[C_WAITS][W_LEVEL]) end
+  end
+  if C == nil or C == 0 then return {rank, 0, 0, 0, 0, level} end
   local spread = math.floor(score(key, -1) - score(key, 0))
-  return {rank, C[C_WAITING], C[C_TOKENS], redis.call('ZCARD', key), spread}
+  return {rank, C[C_WAITING], C[C_TOKENS], redis.call('ZCARD', key), spread, level}
 end
 
 local function backend_of(b)

@@ -1,4 +1,4 @@
--- state v2: what one turn has read and will write back
+-- state v3: what one turn has read and will write back
 -- (all reads go through these caches and all writes but those of the sorted sets wait for `flush`, so that an error leaves
 --  the store as it was; nothing here survives a turn: `begin` resets it)
 -- While a Function library loads no global exists but its registration: `begin` binds what is needed at each call.
@@ -17,11 +17,12 @@ local GRANT, REFUSE, ERROR, NEARER = 1, 2, 3, 4
 -- a ticket, packed in the hash of its owner; `KEY` is its place in its tenant's line, `DEADLINE` and `TOTAL` are logical
 -- milliseconds (`TOTAL` 0: none). SLOT, PREFILL, KV, SPREAD: what it has taken of a backend. FLIGHT: of its tenant (-1: the
 -- tenant has no record). BILL: the slot of the quota window in which it was reserved, 0: in none. PASSED: how often others
--- went by. SINCE: when it came. IDENTITY: under which it keeps its first deadlines, or false
+-- went by. SINCE: when it came. IDENTITY: under which it keeps its first deadlines, or false. TARGET: how many
+-- milliseconds it may wait before it counts as late, 0: any
 local STATE, TENANT, RANK, POOL, PROMPT, OUTPUT, KEY, DEADLINE = 1, 2, 3, 4, 5, 6, 7, 8
 local BACKENDS, TPOT, TOTAL, SLOT, PREFILL, KV = 9, 10, 11, 12, 13, 14
 local UNCACHED, VARIANCE, HIGH, PREFILL_PRICE, OUTPUT_PRICE = 15, 16, 17, 18, 19
-local SPREAD, FLIGHT, BILL, PASSED, SINCE, IDENTITY = 20, 21, 22, 23, 24, 25
+local SPREAD, FLIGHT, BILL, PASSED, SINCE, IDENTITY, TARGET = 20, 21, 22, 23, 24, 25, 26
 local WAITING, HELD = 1, 2
 
 -- a backend, one field of its pool: six declared values, six ledgers, six declared values

@@ -1,9 +1,9 @@
--- turn v2: one exchange between a process and the queue: apply its events once, reap, dispatch, answer
+-- turn v3: one exchange between a process and the queue: apply its events once, reap, dispatch, answer
 -- KEYS prefix                   `{namespace}:`, the hash tag of all keys
 -- ARGV process:str number:int cursor:str batch:msgpack wall_ms:int
 -- wall_ms is the server's clock when 0. -> msgpack {status, now, outcomes, due_ms, live, waiting, depths}; `live` is the number of
 -- this process's tickets when it beat, else -1; `waiting` that of the pools touched, -1 when none was; `depths` what waits in
--- each pool, when it beat.
+-- each pool, and what part of the arrivals may not, when it beat.
 local MAX_STEP_MS, MAX_EVENTS, MAX_POOLS, SWEEP = 2000, 32, 64, 8
 
 -- time never goes back and never far forward: a step of the server's clock neither kills an owner nor expires a deadline
@@ -90,14 +90,17 @@ local function waiting_here()
   return n
 end
 
--- how many wait in each pool, by rank: {pool, {n, ...}}
+-- how many wait in each pool, and the level at which it sheds, by rank: {pool, {n, ...}, {level, ...}}
 local function depths()
   local list = {}
-  for _, name in ipairs(call('SMEMBERS', prefix .. 'pools')) do
-    local P, counts = #list < MAX_POOLS and pool(name), {}
+  for i = 1, min(#beating, MAX_POOLS) do
+    local P, counts, levels = pool(beating[i]), {}, {}
     if P then
-      for i, C in ipairs(P.classes) do counts[i] = C == 0 and 0 or C[C_WAITING] end
-      list[#list + 1] = {name, counts}
+      for place, C in ipairs(P.classes) do
+        counts[place] = C == 0 and 0 or C[C_WAITING]
+        levels[place] = level_of(P, place - 1)
+      end
+      list[#list + 1] = {P.name, counts, levels}
     end
   end
   return list
