@@ -39,6 +39,10 @@ class Wire(Protocol):
         """An `ExportTraceServiceRequest`; the answer's bytes. Raises Away or Rejected."""
         ...
 
+    def close(self) -> None:
+        """Let go of the connection; from any thread."""
+        ...
+
 
 class Sender:
     """Puts spans into requests and sends them: what an outbox delivers to. Says once when the collector goes away."""
@@ -48,6 +52,10 @@ class Sender:
         self._resource = resource
         self._scope = block(1, text(1, "signalbox") + text(2, __version__))
         self._away = False
+
+    def close(self) -> None:
+        """No batch comes any more."""
+        self._wire.close()
 
     def __call__(self, spans: list[bytes]) -> bool:
         scope_spans = b"".join([self._scope, *spans])
@@ -96,6 +104,9 @@ class OverHttp:
             raise Rejected(f"it answers {status}: {answer[:200]!r}")
         return answer
 
+    def close(self) -> None:
+        self._connection.close()
+
     def _post(self, body: bytes) -> tuple[int, bytes]:
         try:
             self._connection.request("POST", self._path, body, self._headers)
@@ -123,7 +134,7 @@ class OverGrpc:
             channel = grpc.secure_channel(to.authority, grpc.ssl_channel_credentials(ca), options)
         else:
             channel = grpc.insecure_channel(to.authority, options)
-        self._call = channel.unary_unary(METHOD)
+        self._channel, self._call = channel, channel.unary_unary(METHOD)
         self._metadata = tuple(headers.items())
 
     def send(self, body: bytes) -> bytes:
@@ -136,6 +147,9 @@ class OverGrpc:
                 raise Away(what) from error
             raise Rejected(what) from error
         return answer
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 def check(settings: Telemetry) -> None:

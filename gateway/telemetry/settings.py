@@ -52,7 +52,8 @@ class Telemetry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        if self.otlp_url and self.ca_file and not collector(self.otlp_url).tls:
+        to = self.collector
+        if to is not None and self.ca_file and not to.tls:
             raise ValueError(f"ca_file means nothing for {self.otlp_url}, which has no TLS")
 
     @property

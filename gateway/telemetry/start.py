@@ -35,6 +35,7 @@ class Telemetry:
         check_telemetry(config)
         self._config = config
         self._outboxes: list[Outbox] = []
+        self._sender: otlp.Sender | None = None
         self.sampler = Sampler(config.telemetry.trace_ratio) if config.telemetry.otlp_url else None
 
     def __repr__(self) -> str:
@@ -50,9 +51,12 @@ class Telemetry:
             sender = otlp.Sender(otlp.wire(settings, to), otlp.resource(settings), settings.otlp_url)
             spans = Outbox("traces", sender, otlp.PERIOD_S, otlp.MOST_BYTES, otlp.BATCH_BYTES)
             self._outboxes.append(spans)
+            self._sender = sender
             scheme = "https" if self._config.server.tls_cert_file else "http"
             watchers.add(Tracer(frozenset(settings.keep), settings.keep_per_s, Spans(scheme), spans))
 
     async def aclose(self) -> None:
         """Deliver what waits, for a short time."""
         await asyncio.gather(*(outbox.aclose() for outbox in self._outboxes))
+        if self._sender is not None:
+            self._sender.close()
