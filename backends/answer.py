@@ -7,6 +7,7 @@ from backends.detokenize import Detokenizer
 from backends.frames import DONE, Frames, Said, Scored
 from backends.protocol import Chunk, Plan, Usage
 from backends.stops import Stops
+from backends.toolcalls import Calls, finder
 from backends.words import Words
 
 QUIET_TOKENS = 16  # that may come without any text before the gateway hears of them
@@ -22,6 +23,7 @@ class _Voice:
         "_least",
         "_limit",
         "_stops",
+        "calls",
         "finished",
         "pending",
         "reason",
@@ -34,6 +36,7 @@ class _Voice:
         self._end_ids, self._include = frozenset(ask.end_ids), ask.include_stop
         self._least, self._limit = ask.sampling.min_tokens or 0, ask.max_tokens
         self._stops = Stops(ask.stops, ask.include_stop)
+        self.calls: Calls | None = finder(ask.calling) if ask.calling is not None else None
         self.pending = ""  # settled, and not on the wire
         self.scores: list[Scored] = []
         self.tokens = 0
@@ -54,15 +57,25 @@ class _Voice:
 
     def text(self, text: str) -> None:
         """New text, whose tokens are counted."""
-        self.pending += self._stops.push(text, self.tokens > self._least)
+        self._say(self._stops.push(text, self.tokens > self._least))
         if self._stops.stopped:
-            self.reason = "stop"
+            self._finish("stop")
 
     def end(self, reason: str) -> None:
         """Nothing follows. An empty reason is derived."""
         if not self.reason:
-            self.pending += self._stops.rest()
-            self.reason = reason or ("length" if self.tokens >= self._limit else "stop")
+            self._say(self._stops.rest())
+            self._finish(reason or ("length" if self.tokens >= self._limit else "stop"))
+
+    def _say(self, text: str) -> None:
+        self.pending += self.calls.push(text) if self.calls is not None else text
+
+    def _finish(self, reason: str) -> None:
+        self.reason = reason
+        if self.calls is not None:
+            self.pending += self.calls.end()
+            if reason == "stop" and self.calls.made:
+                self.reason = self.calls.reason
 
     def told(self) -> tuple[str, list[Scored]]:
         """What is new."""
@@ -164,6 +177,8 @@ class Answer:
             if text:
                 parts.append(frames.text(index, text, scores))
                 scores = []
+            if voice.calls is not None and (deltas := voice.calls.deltas()):
+                parts.append(frames.calls(index, deltas))
             if voice.reason:
                 voice.finished = True
                 parts.append(frames.finish(index, voice.reason, scores))
@@ -175,7 +190,8 @@ class Answer:
         said = []
         for voice in self._voices:
             text, scores = voice.told()
-            said.append(Said(text=text, reason=voice.reason, logprobs=scores))
+            calls = voice.calls.made if voice.calls is not None else ()
+            said.append(Said(text=text, reason=voice.reason, logprobs=scores, calls=calls))
         return self._frames.whole(said, self._usage())
 
     def _usage(self) -> Usage:

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from backends.generation import Guide, Sampling
 from backends.protocol import Kind
+from backends.toolcalls import Calling
 
 
 class Ask(Struct, kw_only=True):
@@ -12,8 +13,8 @@ class Ask(Struct, kw_only=True):
     `ids` are the prompt's tokens, empty where nobody here has a tokenizer; `text` is the prompt as text, without the
     token that a server's tokenizer would begin it with. `max_tokens` bounds each of the `n` choices and is never 0.
     `end_ids` end a choice: the model's own, unless the client wants them ignored, and those that it named. `stops` are
-    found in the text by `backends.answer`; an engine may be told of them as well. `ready` is an answer that needs no
-    engine.
+    found in the text by `backends.answer`; an engine may be told of them as well. `calling` is how tool calls are to be
+    found in it. `ready` is an answer that needs no engine.
     """
 
     kind: Kind
@@ -23,6 +24,7 @@ class Ask(Struct, kw_only=True):
     n: int = 1
     sampling: Sampling = Sampling()
     guide: Guide | None = None
+    calling: Calling | None = None
     logprobs: bool = False
     stops: tuple[str, ...] = ()
     include_stop: bool = False

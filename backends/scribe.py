@@ -15,6 +15,7 @@ from backends.generation import Able, Body, ChatBody, CompletionBody, TokenizeBo
 from backends.messages import messages
 from backends.protocol import Kind, Plan, Prompt, Refused
 from backends.ready import Ready
+from backends.toolcalls import FORMATS, calling
 from backends.words import Words
 
 __all__ = ["Ask", "Scribe", "ready_stream"]
@@ -32,7 +33,8 @@ class Scribe:
     """Reads requests for one engine and writes its answers. Without `words` only completions are understood.
 
     `context_tokens` is what prompt and answer may have together, `input_tokens` the prompt alone; 0 is not known.
-    `default_output` is the limit of an answer that neither the client nor the context bounds.
+    `default_output` is the limit of an answer that neither the client nor the context bounds. Raises ValueError for a
+    notation of tool calls that it does not know.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Scribe:
         *,
         input_tokens: int = 0,
     ) -> None:
+        if able.tool_format and able.tool_format not in FORMATS:
+            raise ValueError(f"tools: {able.tool_format!r} is no notation known here; known: {', '.join(FORMATS)}")
         self._name, self._able, self._words = name, able, words
         self._context, self._input = context_tokens, input_tokens
         self._default = default_output or OUTPUT_TOKENS
@@ -152,6 +156,11 @@ class Scribe:
         ask.n = body.n or 1
         ask.sampling = sampling(body)
         ask.guide = guide(body, self._able)
+        if isinstance(body, ChatBody):
+            ask.calling, held = calling(body, self._able)
+            if held is not None and ask.guide is not None:
+                raise invalid("tool_choice", "a call that must be made leaves no room for another form of the answer")
+            ask.guide = held or ask.guide
         logprobs = getattr(body, "logprobs", None)
         ask.logprobs = logprobs is not None and logprobs is not False
         ask.stops = stops(body)

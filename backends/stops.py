@@ -64,7 +64,7 @@ class Stops:
     `include`: the text keeps the string that stopped it.
     """
 
-    __slots__ = ("_automaton", "_held", "_include", "_node", "stopped")
+    __slots__ = ("_automaton", "_held", "_include", "_node", "after", "stopped")
 
     def __init__(self, strings: tuple[str, ...], include: bool = False) -> None:
         self._automaton = automaton(strings) if strings else None
@@ -72,6 +72,7 @@ class Stops:
         self._include = include
         self._held = ""
         self.stopped = False
+        self.after = ""  # what came with the end of the string that stopped it
 
     def push(self, text: str, armed: bool = True) -> str:
         """What may be said now. A string that ends while not `armed` does not count (`min_tokens`).
@@ -93,7 +94,7 @@ class Stops:
             at += 1
             if node.found and armed:
                 self.stopped = True
-                self._held = ""
+                self._held, self.after = "", whole[at:]
                 return whole[: at if self._include else at - node.found]
         self._node = node
         keep = node.depth if node is not None else 0

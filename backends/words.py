@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from backends.chat_template import ChatTemplate, read_template
 from backends.detokenize import ByBytes, ByWindow, Detokenizer, byte_level_bytes, fallback_bytes, family
+from backends.toolcalls import NOTATION
 
 MARKS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _SANE_TOKENS = 1 << 24  # transformers writes 10^30 for "no limit"
@@ -49,7 +50,9 @@ class Words:
         self._bytes: dict[int, bytes | None] = {}
         self._as_bytes = fallback_bytes if self._family == "fallback" else byte_level_bytes
         self._special = frozenset(
-            token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
+            token
+            for token, added in tokenizer.get_added_tokens_decoder().items()
+            if added.special and added.content not in NOTATION
         )
         self.folder = settings.folder
         self.fingerprint = settings.fingerprint
