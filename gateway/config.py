@@ -198,6 +198,8 @@ def _server_faults(config: Config) -> Iterator[tuple[str, str]]:
     if bool(config.server.tls_cert_file) != bool(config.server.tls_key_file):
         missing = "tls_key_file" if config.server.tls_cert_file else "tls_cert_file"
         yield f"$.server.{missing}", "TLS needs both tls_cert_file and tls_key_file"
+    if config.metrics.access == "admin" and not config.server.has_admin:
+        yield "$.metrics.access", "`admin` needs an admin key: give server.admin_keys, admin_key_env or admin_key_file"
     if config.server.workers > 1:
         for path, engine in engines(config):
             if isinstance(engine, IN_PROCESS):

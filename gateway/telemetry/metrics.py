@@ -14,6 +14,7 @@ from gateway.telemetry.metrics_table import (
     BY_NAME,
     DURATION_S,
     FIRST_TOKEN_S,
+    OFF_BY,
     PER_TOKEN_S,
     STATE_S,
     STOP_S,
@@ -80,8 +81,8 @@ class _Service:
     """A model, a class, an API."""
 
     __slots__ = (
-        "duration", "first_token", "good", "granted", "missed", "pace", "queued", "reasons", "received", "refusal",
-        "streaming", "tokens_in", "tokens_out", "wasted",
+        "duration", "estimated", "exact", "first_token", "good", "granted", "missed", "pace", "prompt_error", "queued",
+        "reasons", "received", "refusal", "streaming", "tokens_in", "tokens_out", "wasted",
     )  # fmt: skip
 
     def __init__(self, board: Board, kind: Kind, model: str, service: str) -> None:
@@ -96,6 +97,9 @@ class _Service:
         self.duration = series(BY_NAME["gen_ai_server_request_duration_seconds"], *gen_ai)
         usage = BY_NAME["gen_ai_client_token_usage"]
         self.tokens_in, self.tokens_out = series(usage, *gen_ai, "input"), series(usage, *gen_ai, "output")
+        plans = BY_NAME["signalbox_plans"]
+        self.exact, self.estimated = series(plans, model, "exact"), series(plans, model, "estimated")
+        self.prompt_error = series(BY_NAME["signalbox_prompt_error_ratio"], model)
         self.good = series(BY_NAME["signalbox_goodput"], *pool)
         self.refusal = series(BY_NAME["signalbox_refusal_seconds"], *pool)
         self.missed = _Counts(board, "signalbox_missed", *pool)
@@ -224,6 +228,10 @@ class Metrics:
         prompt, output = (usage.prompt_tokens, usage.completion_tokens) if usage else (exchange.held, exchange.chunks)
         observe(service.tokens_in, TOKENS, prompt)
         observe(service.tokens_out, TOKENS, output)
+        if exchange.plan is not None:
+            (service.exact if exchange.plan.exact else service.estimated)[0] += 1.0
+            if not exchange.plan.exact and usage is not None and usage.prompt_tokens > 0:
+                observe(service.prompt_error, OFF_BY, abs(exchange.held / usage.prompt_tokens - 1))
         tenant.tokens_in[0] += prompt
         tenant.tokens_out[0] += output
         engine = self._engine(job.pool.model, member.config.name)

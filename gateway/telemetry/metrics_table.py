@@ -68,6 +68,7 @@ TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.
 """The buckets of the OpenTelemetry conventions for GenAI metrics, with faster engines and longer queues added."""
 TURN_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 TURN_EVENTS = (1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 31.0)
+OFF_BY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0)
 STOP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 POOL, ENGINE = ("model", "class"), ("model", "backend")
@@ -129,6 +130,11 @@ FAMILIES = (
     ),
     Family(
         "signalbox_step_warm", f"1 once a process has learned from {WARM} steps.", ENGINE, G, over=Over.MOST
+    ),
+    Family("signalbox_plans", "Prompts whose tokens were counted by a tokenizer, or estimated.", ("model", "tokens")),
+    Family(
+        "signalbox_prompt_error_ratio", "|estimated - counted| / counted, of estimated prompts that an engine counted.",
+        ("model",), H, OFF_BY,
     ),
     Family("signalbox_lengths_judged", "Answers whose length was compared with its 90 % quantile.", ("model",)),
     Family("signalbox_lengths_covered", "Of those, the ones that stayed within it.", ("model",)),

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
+from gateway.config import ConfigError, decode
 from gateway.queue.channel import Address
 from gateway.queue.finders import Fixed
 from gateway.telemetry.metrics_table import BY_NAME, exposed
@@ -73,6 +74,8 @@ async def test_a_whole_answer_is_counted_everywhere() -> None:
         assert await value(site, "signalbox_attempts_total", **engine, outcome="done") == 2
         assert await value(site, "signalbox_prefill_seconds_count", **engine) == 2
         assert await value(site, "signalbox_backend_output_tokens_total", **engine) == 16
+        assert await value(site, "signalbox_plans_total", model="demo", tokens="exact") == 2
+        assert await value(site, "signalbox_prompt_error_ratio_count") == 0
         assert await value(site, "signalbox_turn_seconds_count") >= 2
         assert await value(site, "signalbox_turn_events_sum") >= 4
 
@@ -179,6 +182,11 @@ async def test_with_access_for_admins_a_key_is_needed() -> None:
                 assert answer.status == status
                 if status != 200:
                     assert json.loads(await answer.read())["error"]["code"]
+
+
+def test_access_for_admins_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"\$\.metrics\.access: `admin` needs an admin key"):
+        decode(('[metrics]\naccess = "admin"\n' + POOL).encode())
 
 
 async def test_a_store_that_is_away_takes_only_its_own_numbers_with_it() -> None:

@@ -102,6 +102,13 @@ def test_memory_that_is_not_used_is_not_taken() -> None:
     os.close(fd)
 
 
+def test_where_there_is_no_memory_without_a_name_a_file_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    fd = new_file()
+    Sheet(fd).series(REQUESTS, "m", "c", "ok")[0] += 4
+    assert found(Board((fd,), 0)) == [("signalbox_requests", ("m", "c", "ok"), [4.0])]
+
+
 def test_the_table_keeps_to_the_conventions_of_names() -> None:
     assert len(BY_NAME) == len(FAMILIES)
     assert len(exposed()) == sum({Kind.HISTOGRAM: 3}.get(family.kind, 1) for family in FAMILIES)
