@@ -252,13 +252,14 @@ class _Request:
         if seen.model != pool.model:
             body = wire.with_model(body, pool.model)
         first_by, end_by = wire.due(goal, self.exchange.received_at)
+        has_stream_options = bool(seen.stream_options)
         prompt = Prompt(
             kind=self._kind,
             model=pool.model,
             body=body,
             stream=bool(seen.stream) and self._kind in wire.KINDS_THAT_STREAM,
-            want_usage=wire.wants_usage(seen),
-            has_stream_options=bool(seen.stream_options),
+            want_usage=has_stream_options and wire.wants_usage(seen),
+            has_stream_options=has_stream_options,
             max_tokens=wire.output_limit(seen),
             request_id=self._request_id,
             rank=service.rank,
@@ -266,7 +267,8 @@ class _Request:
             trace=self._trace(headers),
         )
         wanted = {} if pool.every_feature else wire.features(body)
-        known, again = wire.identity(self._kind, headers, body), wire.comes_again(headers)
+        known = wire.identity(self._kind, headers, body) if b"idempotency-key" in headers else ""
+        again = b"x-stainless-retry-count" in headers and wire.comes_again(headers)
         return Job(tenant, service, pool, prompt, wanted, first_by, end_by, goal.tpot_ms, known, again)
 
     def _trace(self, headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
