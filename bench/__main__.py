@@ -4,13 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import goodput_command
+from bench import goodput_command, plan_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     goodput_command.add(commands.add_parser("bench", help="goodput of any OpenAI-compatible server under a trace"))
+    plan_command.add_profile(commands.add_parser("profile", help="the shape of a workload"))
+    plan_command.add_plan(commands.add_parser("plan", help="what engines carry of it"))
     args = parser.parse_args(argv)
     code: int = args.command(args)
     return code

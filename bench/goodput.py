@@ -8,7 +8,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bench.sim_metrics import OUTPUT_WEIGHT, quantile
 from policies.types import Objective
@@ -41,7 +41,7 @@ class Record(Struct, omit_defaults=True):
     at_s: float
     came_s: float
     tenant: str = ""
-    klass: str = ""
+    klass: str = field(name="class", default="")
     asked_prompt_tokens: int = 0
     asked_output_tokens: int = 0
     prompt_tokens: int = 0

@@ -71,10 +71,14 @@ Row = tuple[str, Mapping[str, Any]]
 def page(reports: Sequence[Report]) -> str:
     """The page for one report, or for several side by side."""
     title = "Goodput" if len(reports) == 1 else "Goodput side by side"
-    data = msgspec.json.encode(figures(reports)).decode().replace("<", "\\u003c")
-    body = "".join(_body(title, reports))
+    return document(title, "".join(_body(title, reports)), figures(reports))
+
+
+def document(title: str, body: str, shown: Mapping[str, Any]) -> str:
+    """A whole page: its body in HTML, and the data of the figures that `figure` has places for."""
+    data = msgspec.json.encode(shown).decode().replace("<", "\\u003c")
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_file('uPlot.min.css')}\n{_file('report.css')}</style></head>\n<body><main>{body}</main>\n"
         f"<!--\nuPlot:\n{_file('uPlot-LICENSE.txt')}-->\n"
@@ -86,18 +90,18 @@ def page(reports: Sequence[Report]) -> str:
 def _body(title: str, reports: Sequence[Report]) -> Iterable[str]:
     yield f"<h1>{title}</h1>"
     for nth, report in enumerate(reports):
-        yield f"<p>{_dot(nth)}<strong>{_text(report.label)}</strong> <span class=soft>{_text(report.made)}</span></p>"
-    notes = "".join(f"<li>{_text(note)}</li>" for note in _notes(reports))
+        yield f"<p>{_dot(nth)}<strong>{text(report.label)}</strong> <span class=soft>{text(report.made)}</span></p>"
+    notes = "".join(f"<li>{text(note)}</li>" for note in _notes(reports))
     yield f'<ul class="notes">{notes}</ul>' if notes else ""
     yield "<h2>At a glance</h2>" + _glance(reports)
     if any(len(report.points) > 1 for report in reports):
         yield "<h2>Over the load</h2>"
         yield '<p class="soft">Shaded: 95 % confidence over seeds. Drag to zoom, double-click to go back.</p>'
-        yield f'<div class="figures">{"".join(_figure(*one) for one in over_load())}</div>'
+        yield f'<div class="figures">{"".join(figure(*one) for one in over_load())}</div>'
     yield "<h2>At one load</h2>" + _chooser(reports) + '<div class="figures">'
-    yield _figure("ttft_cdf", "Time to first token", "Part of answers whose first token came by then.")
-    yield _figure("tpot_cdf", "Time per output token", "Part of answers at that pace or faster.")
-    yield _figure("series", "Over time", "Requests by when they came, of the first seed.") + "</div>"
+    yield figure("ttft_cdf", "Time to first token", "Part of answers whose first token came by then.")
+    yield figure("tpot_cdf", "Time per output token", "Part of answers at that pace or faster.")
+    yield figure("series", "Over time", "Requests by when they came, of the first seed.") + "</div>"
     yield "<h2>All numbers</h2>"
     for nth, report in enumerate(reports):
         yield from _numbers(nth, report)
@@ -124,8 +128,8 @@ def _glance(reports: Sequence[Report]) -> str:
             f"{numbers['attained']:.1%}", f"{numbers['attained_accepted']:.1%}", f"{numbers['refused']:.1%}",
             f"{numbers['refuse_ms']:.0f}", f"{numbers['wasted']:.1%}",
         )  # fmt: skip
-        rows.append((_dot(nth) + _text(report.label), cells))
-    return _cells("", "", columns, rows)
+        rows.append((_dot(nth) + text(report.label), cells))
+    return grid("", "", columns, rows)
 
 
 def _chooser(reports: Sequence[Report]) -> str:
@@ -140,9 +144,9 @@ def _chooser(reports: Sequence[Report]) -> str:
 
 
 def _numbers(nth: int, report: Report) -> Iterable[str]:
-    yield f"<h3>{_dot(nth)}{_text(report.label)}</h3>"
+    yield f"<h3>{_dot(nth)}{text(report.label)}</h3>"
     goals = "; ".join(f"{name}: {_goals(aim)}" for name, aim in report.objectives.items())
-    yield f'<p class="soft">Objectives: {_text(goals)}</p>'
+    yield f'<p class="soft">Objectives: {text(goals)}</p>'
     rows = [(f"{point.load:.4g}/s", point.numbers["all"]) for point in report.points]
     yield _table("All requests, by load", "load", _COLUMNS, rows)
     yield _table("Prefill, decode, waste, by load", "load", _HALVES, rows)
@@ -179,18 +183,18 @@ def _goals(aim: Any) -> str:
     return ", ".join(f"{name} {value} ms" for name, value in parts.items() if value) or "none"
 
 
-def _figure(name: str, title: str, caption: str) -> str:
+def figure(name: str, title: str, caption: str) -> str:
     return (
-        f'<figure><h3>{_text(title)}</h3><div class="plot" data-figure="{name}" role="img" '
-        f'aria-label="{_text(title)}: a chart; its numbers are in the tables below"></div>'
-        f"<figcaption>{_text(caption)}</figcaption></figure>"
+        f'<figure><h3>{text(title)}</h3><div class="plot" data-figure="{name}" role="img" '
+        f'aria-label="{text(title)}: a chart; its numbers are in the tables below"></div>'
+        f"<figcaption>{text(caption)}</figcaption></figure>"
     )
 
 
 def _table(caption: str, first: str, columns: Sequence[tuple[str, str, str]], rows: Sequence[Row]) -> str:
     shown = [column for column in columns if any(column[1] in numbers for _, numbers in rows)]
-    lines = [(_text(name), tuple(_cell(numbers, key, form) for _, key, form in shown)) for name, numbers in rows]
-    return _cells(caption, first, [head for head, _, _ in shown], lines)
+    lines = [(text(name), tuple(_cell(numbers, key, form) for _, key, form in shown)) for name, numbers in rows]
+    return grid(caption, first, [head for head, _, _ in shown], lines)
 
 
 def _cell(numbers: Mapping[str, Any], key: str, form: str) -> str:
@@ -200,15 +204,15 @@ def _cell(numbers: Mapping[str, Any], key: str, form: str) -> str:
     return form.format(numbers[key]) + (f' <span class="ci">±{form.format(half)}</span>' if half else "")
 
 
-def _cells(caption: str, first: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+def grid(caption: str, first: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     """A table of cells that are HTML already; nothing for no rows."""
     if not rows:
         return ""
-    head = f'<th scope="col">{_text(first)}</th>' + "".join(f'<th scope="col">{_text(name)}</th>' for name in columns)
+    head = f'<th scope="col">{text(first)}</th>' + "".join(f'<th scope="col">{text(name)}</th>' for name in columns)
     lines = "".join(
         f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>' for name, cells in rows
     )
-    said = f"<caption>{_text(caption)}</caption>" if caption else ""
+    said = f"<caption>{text(caption)}</caption>" if caption else ""
     table = f"<table>{said}<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
 
@@ -217,7 +221,7 @@ def _dot(nth: int) -> str:
     return f'<span class="dot r{nth % 6}" aria-hidden="true"></span>'
 
 
-def _text(value: str) -> str:
+def text(value: str) -> str:
     return html.escape(value)
 
 

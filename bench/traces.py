@@ -39,10 +39,15 @@ GRID_ROWS = 3  # rows by distinct arrivals, from which on they lie on one
 
 Part = Literal["all", "fit", "report"]
 
-_ARRIVAL = ("arrival_s", "arrival_ms", "at_s", "arrival", "arrived_at", "timestamp", "time")
-_INPUT = ("input_tokens", "prompt_tokens", "input_length", "contexttokens", "request_tokens", "num_prefill_tokens")
-_OUTPUT = ("output_tokens", "completion_tokens", "output_length", "generatedtokens", "response_tokens",
-           "num_decode_tokens")  # fmt: skip
+_ARRIVAL = ("came_s", "arrival_s", "arrival_ms", "at_s", "arrival", "arrived_at", "timestamp", "time")
+_INPUT = (
+    "asked_prompt_tokens", "input_tokens", "prompt_tokens", "input_length", "contexttokens", "request_tokens",
+    "num_prefill_tokens",
+)  # fmt: skip
+_OUTPUT = (
+    "asked_output_tokens", "output_tokens", "completion_tokens", "output_length", "generatedtokens", "response_tokens",
+    "num_decode_tokens",
+)  # fmt: skip
 
 
 class TraceError(Exception):
@@ -189,7 +194,7 @@ def _row(file: Path, number: int, line: Mapping[str, Any]) -> Row:
 def _tokens(where: str, names: Sequence[str], line: Mapping[str, Any]) -> int:
     name = next((name for name in names if name in line), None)
     if name is None:
-        raise TraceError(f"{where}: there is no {names[0]} (nor {', '.join(names[1:])})")
+        raise TraceError(f"{where}: there is no {names[1]} (nor {', '.join(names[2:])})")
     try:
         tokens = int(float(line[name]))
     except (TypeError, ValueError, OverflowError):

@@ -125,6 +125,11 @@ class Sampler:
         self._follow("signalbox_backend_output_tokens", *labels, value=member.tokens)
         for name, value in _told(member):
             self._set(name, *labels, value=value)
+        if member.steps.model.warm:
+            learned = member.steps.model.coefficients
+            for field in learned.__struct_fields__:
+                term, seconds = field.removesuffix("_s"), getattr(learned, field)
+                self._set("signalbox_step_coefficient_seconds", *labels, term, value=seconds)
 
     def _set(self, name: str, *labels: str, value: float) -> None:
         cells = self._gauges.get((name, *labels))

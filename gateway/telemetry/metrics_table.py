@@ -136,6 +136,12 @@ FAMILIES = (
         "signalbox_prompt_error_ratio", "|estimated - counted| / counted, of estimated prompts that an engine counted.",
         ("model",), H, OFF_BY,
     ),
+    Family(
+        "signalbox_step_coefficient_seconds",
+        "What a step has been learned to take: a0 in all, a1 per prompt token, a2 per decoding request, a3 per token "
+        "of their contexts, a4 per token that prompts had computed before.",
+        (*ENGINE, "term"), G, over=Over.MOST,
+    ),
     Family("signalbox_lengths_judged", "Answers whose length was compared with its 90 % quantile.", ("model",)),
     Family("signalbox_lengths_covered", "Of those, the ones that stayed within it.", ("model",)),
     # the shared queue, from the store: the same for all gateways on it
