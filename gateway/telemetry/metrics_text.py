@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from prometheus_client.exposition import choose_encoder
@@ -40,32 +41,33 @@ class Scrape:
     async def text(self, accept: str) -> tuple[bytes, str]:
         """The metrics in the format that `accept` (the request's header) prefers, and its media type.
 
-        What the store would tell is left out while it cannot be asked.
+        One scrape at a time; the sheets are read and the text is made beside the event loop. What the store would tell
+        is left out while it cannot be asked.
         """
-        seen = await self._seen()
-        self._trunk.watchers.flush()
-        self._sampler.sample()
-        at = now()
-        rows = [*self._board.rows(at), Row("signalbox_workers", (), [float(self._board.alive(at))])]
-        if seen is not None:
-            rows += _told(seen, {one.rank: one.name for one in self._trunk.by_rank})
-        return await asyncio.to_thread(render, rows, accept)
+        async with self._lock:
+            seen = await self._seen()
+            self._trunk.watchers.flush()
+            self._sampler.sample()
+            at = now()
+            rows = [Row("signalbox_workers", (), [float(self._board.alive(at))])]
+            if seen is not None:
+                rows += _told(seen, {one.rank: one.name for one in self._trunk.by_rank})
+            return await asyncio.to_thread(render, chain(self._board.rows(at), rows), accept)
 
     async def _seen(self) -> Look | None:
         """At most one look a second, and none while the queue itself says that the store is lost."""
         trunk = self._trunk
         if trunk.queue.lost:
             return None
-        async with self._lock:
-            if now() - self._looked_at >= LOOK_AGAIN_S:
-                self._look = None
-                ranks = (one.rank for one in trunk.by_rank)
-                try:
-                    self._look = await look(trunk.queue.turns.target, ranks, trunk.pools)
-                except (StoreAway, StoreUnfit):
-                    self._trunk.metrics.missed_look()
-                self._looked_at = now()
-            return self._look
+        if now() - self._looked_at >= LOOK_AGAIN_S:
+            self._look = None
+            ranks = (one.rank for one in trunk.by_rank)
+            try:
+                self._look = await look(trunk.queue.turns.target, ranks, trunk.pools)
+            except (StoreAway, StoreUnfit):
+                trunk.metrics.missed_look()
+            self._looked_at = now()
+        return self._look
 
 
 def _told(seen: Look, classes: dict[int, str]) -> Iterator[Row]:

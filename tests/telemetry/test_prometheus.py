@@ -94,8 +94,8 @@ def test_two_workers_are_scraped_and_the_rules_evaluate(tmp_path: Path) -> None:
             one.ask("/v1/chat/completions", HELLO | {"stream": False})
             asked += 1
         until(lambda: server.value('signalbox_requests_total{reason="ok"}') == asked, 30, story)
-        assert server.value("signalbox_workers") == 2
-        assert server.value("signalbox_queue_processes") == 2
+        until(lambda: server.value("signalbox_workers") == 2, 30, story)
+        until(lambda: server.value("signalbox_queue_processes") == 2, 30, story)
         assert server.value("sum(gen_ai_client_token_usage_sum{gen_ai_token_type='output'})") == 5 * asked
         assert server.value("model_class:signalbox_goodput:ratio_rate5m") == pytest.approx(1, abs=0.01)
         (target,) = server.get("/api/v1/targets")["activeTargets"]
