@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 BROKEN = "\ufffd"
-_decoder = codecs.getincrementaldecoder("utf-8")
 _WINDOW = 6  # tokens of the prompt that a decoder may look back at
 _HELD = 32  # tokens without a whole character, after which what there is counts as broken
 
@@ -24,8 +23,8 @@ class Detokenizer(Protocol):
 class Pieces(Protocol):
     """What tokens are made of. See `backends.words.Words`."""
 
-    def bytes_of(self, token: int) -> bytes | None:
-        """None for a special token, which is not said."""
+    def piece(self, token: int) -> str | bytes:
+        """What it says: whole characters, else bytes. Empty for a special token, which is not said."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -35,26 +34,30 @@ class Pieces(Protocol):
 class ByBytes:
     """For tokens that are bytes. With `strip`, the answer's first space belongs to the tokenizer and is left out."""
 
-    __slots__ = ("_feed", "_pieces", "_strip")
+    __slots__ = ("_held", "_piece", "_strip")
 
     def __init__(self, pieces: Pieces, prompt: Sequence[int], strip: bool) -> None:
-        self._pieces = pieces
-        self._feed = _decoder("replace").decode
+        self._piece = pieces.piece
+        self._held = b""  # of a character that is not whole yet
         self._strip = strip
         for token in prompt[-4:]:  # a character that the prompt began may end in the answer
-            if data := pieces.bytes_of(token):
-                self._feed(data)
+            if piece := self._piece(token):
+                self._bytes(piece)
                 self._strip = False
 
     def push(self, token: int) -> str:
         """The text that this token settles; empty in the middle of a character."""
-        data = self._pieces.bytes_of(token)
-        if not data:
-            return ""
-        text = self._feed(data)
+        piece = self._piece(token)
+        text = piece if type(piece) is str and not self._held else self._bytes(piece)
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")
+        return text
+
+    def _bytes(self, piece: str | bytes) -> str:
+        data = self._held + (piece.encode() if isinstance(piece, str) else piece)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
         return text
 
 

@@ -47,7 +47,7 @@ class Words:
     ) -> None:
         self._tokenizer = tokenizer
         self._family, self._strips = family(decoder)
-        self._bytes: dict[int, bytes | None] = {}
+        self._pieces: dict[int, str | bytes] = {}
         self._as_bytes = fallback_bytes if self._family == "fallback" else byte_level_bytes
         self._special = frozenset(
             token
@@ -91,15 +91,18 @@ class Words:
             return ByWindow(self, prompt)
         return ByBytes(self, prompt, self._strips)
 
-    def bytes_of(self, token: int) -> bytes | None:
-        """See `backends.detokenize.Pieces`. Empty for an id that there is not."""
+    def piece(self, token: int) -> str | bytes:
+        """See `backends.detokenize.Pieces`. Empty also for an id that there is not."""
         try:
-            return self._bytes[token]
+            return self._pieces[token]
         except KeyError:
-            text = self.token_text(token)
-            data = None if token in self._special else self._as_bytes(text)
-            self._bytes[token] = data
-            return data
+            data = b"" if token in self._special else self._as_bytes(self.token_text(token))
+            try:
+                made: str | bytes = data.decode()
+            except UnicodeDecodeError:
+                made = data
+            self._pieces[token] = made
+            return made
 
     def token_text(self, token: int) -> str:
         """A token as it stands in the vocabulary; empty for an id that there is not."""
@@ -110,9 +113,11 @@ class Words:
         if self._family == "window":
             text = self.token_text(token).replace("\u2581", " ")
             return text, text.encode()
-        data = self.bytes_of(token)
-        data = self.token_text(token).encode() if data is None else data
-        return data.decode("utf-8", "replace"), data
+        if token in self._special:
+            text = self.token_text(token)
+            return text, text.encode()
+        piece = self.piece(token)
+        return (piece, piece.encode()) if isinstance(piece, str) else (piece.decode("utf-8", "replace"), piece)
 
     def is_special(self, token: int) -> bool:
         """Whether it says nothing: a special token, or an id that there is not."""
