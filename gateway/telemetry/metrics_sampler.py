@@ -156,16 +156,19 @@ def _statm() -> int:
 
 def _told(member: "Member") -> Iterator[tuple[str, float]]:
     """What an engine says of itself, as far as it does, and what is foreseen of it, once something is."""
-    gauge, model = member.gauge, member.steps.model
+    gauge, learned = member.gauge, member.steps.learned
     said = {
         "signalbox_engine_running": gauge.running,
         "signalbox_engine_waiting": gauge.waiting,
         "signalbox_engine_kv_used_ratio": gauge.kv_used,
         "signalbox_engine_preemptions": gauge.preemptions,
-        "signalbox_step_error_ratio": model.error,
+        "signalbox_step_error_ratio": learned.step_error,
+        "signalbox_forecast_error_ratio": learned.forecast_error,
     }
     for name, value in said.items():
         if value is not None:
             yield name, value
-    yield "signalbox_step_trim_ratio", model.trim.theta
-    yield "signalbox_step_warm", model.warm
+    yield "signalbox_step_trim_ratio", learned.theta
+    yield "signalbox_step_warm", member.steps.model.warm
+    yield "signalbox_safety_ratio", learned.safety
+    yield "signalbox_kv_deviations", learned.deviations

@@ -142,6 +142,13 @@ FAMILIES = (
         "of their contexts, a4 per token that prompts had computed before.",
         (*ENGINE, "term"), G, over=Over.MOST,
     ),
+    Family(
+        "signalbox_forecast_error_ratio",
+        "Median of |observed - predicted| / predicted over the last times from a grant to the first token.",
+        ENGINE, G, over=Over.MOST,
+    ),
+    Family("signalbox_safety_ratio", "Factor on predicted times to the first token.", ENGINE, G, over=Over.MOST),
+    Family("signalbox_kv_deviations", "Deviations of the expected KV tokens kept free.", ENGINE, G, over=Over.MOST),
     Family("signalbox_lengths_judged", "Answers whose length was compared with its 90 % quantile.", ("model",)),
     Family("signalbox_lengths_covered", "Of those, the ones that stayed within it.", ("model",)),
     # the shared queue, from the store: the same for all gateways on it
