@@ -95,8 +95,14 @@ async def many(site: Site, cancels: int, dice: random.Random) -> None:
             group.create_task(client())
 
 
+def enough(taken: Counter[tuple[State, Event]], upstream: Upstream) -> bool:
+    """Whether clients left often, in every state, and from the upstream too."""
+    left = [taken[state, Event.LEAVE] for state in LIVING]
+    return sum(left) >= CANCELS and min(left) > 20 and upstream.aborted > 100
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(150)
 async def test_two_thousand_random_cancels_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(20_261)
     taken: Counter[tuple[State, Event]] = Counter()
@@ -113,12 +119,10 @@ async def test_two_thousand_random_cancels_leave_nothing(monkeypatch: pytest.Mon
         taken.clear()
         gc.collect()
         tasks, before = len(asyncio.all_tasks()), resident_bytes()
-        while sum(taken[state, Event.LEAVE] for state in LIVING) < CANCELS:  # some answers are faster than patience
+        while not enough(taken, upstream):  # some answers are faster than patience; a busy machine starts few
             await many(site, AT_ONCE, dice)
         await zero(site, 10)
         await site.until(lambda: len(asyncio.all_tasks()) <= tasks)
-        assert all(taken[state, Event.LEAVE] > 20 for state in LIVING), taken
-        assert upstream.aborted > 100
         assert (upstream.running, site.trunk.reaper.failed) == (0, 0)
         assert site.trunk.queue.session.rejoins == 0
         upstream.seen.clear()
