@@ -67,6 +67,8 @@ _DEFAULTS = {
     "repetition_penalty": _ONE,
     "response_format": frozenset({b'{"type":"text"}', b'{"type": "text"}'}),
     "tool_choice": frozenset({b'"none"', b'"auto"'}),
+    "skip_special_tokens": frozenset({b"true"}),
+    "spaces_between_special_tokens": frozenset({b"true"}),
     "temperature": _ONE,
     "top_k": frozenset({b"-1", b"0"}),
     "top_logprobs": frozenset({b"0"}),

@@ -108,7 +108,7 @@ async def test_end_tokens_before_the_least_are_only_tokens(plain: Words) -> None
     assert Read(plan, drain(answer), True).usage.completion_tokens == 4
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(
     text=st.text(alphabet="ab 🙂日é\n", max_size=30),
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),

@@ -15,7 +15,7 @@ MIXED = st.one_of(
     st.text(alphabet=CORPUS),
     st.text(alphabet="🙂👩\u200d👧🚂é日\u0301 a\n"),
 )
-SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def told(words: Words, ids: list[int], prompt: tuple[int, ...] = ()) -> list[str]:
