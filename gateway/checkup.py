@@ -12,7 +12,7 @@ from gateway.pool import Pool
 from gateway.queue.advice import Advice, advise
 from gateway.queue.channel import GONE, Address, StoreAway, StoreUnfit, ask
 from gateway.queue.client import Store
-from gateway.queue.embedded import Embedded
+from gateway.queue.embedded import Embedded, find_server
 from gateway.queue.link import check_server, facts_of
 from gateway.queue.target import Target
 from gateway.queue.urls import shown
@@ -50,6 +50,8 @@ async def look_at_store(store: Store) -> Finding:
         async with asyncio.timeout(REMOTE_S):
             facts, address, advice = await _look(store.target(embedded))
         check_server(facts)
+        if store.on_loss == "local":
+            await find_server()
     except TimeoutError:
         return Finding((shown(store.url),), f"did not answer within {REMOTE_S:.0f} s")
     except (StoreAway, StoreUnfit, *GONE) as error:

@@ -29,13 +29,13 @@ async def advise(channel: Channel, facts: Mapping[str, str], kind: str) -> Advic
     found = {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
     found.setdefault("appendonly", "yes" if facts.get("aof_enabled") == "1" else "no")
     found.setdefault("maxmemory-policy", facts.get("maxmemory_policy", "unknown"))
-    wrongs = list(_wrongs(found, kind))
+    wrongs = _wrongs(found, kind, int(facts.get("connected_slaves", "0")))
     said = ", ".join(f"{name} {found[name]}" for name in SETTINGS[:3] if name in found)
     hidden = "" if flat else " (CONFIG GET is not permitted: appendfsync unknown)"
     return Advice(f"{said}{hidden}: {'; '.join(wrongs) or 'as it should be'}", not wrongs)
 
 
-def _wrongs(found: Mapping[str, str], kind: str) -> list[str]:
+def _wrongs(found: Mapping[str, str], kind: str, replicas: int) -> list[str]:
     wrongs = []
     if found["appendonly"] != "yes":
         wrongs.append(
@@ -48,6 +48,6 @@ def _wrongs(found: Mapping[str, str], kind: str) -> list[str]:
         wrongs.append("a crash of the host may lose half a minute; set appendfsync everysec")
     if found["maxmemory-policy"] != "noeviction":
         wrongs.append("an evicted key is a broken ledger; set maxmemory-policy noeviction")
-    if kind == "sentinel" and found.get("min-replicas-to-write") == "0":
+    if kind == "sentinel" and replicas > 1 and found.get("min-replicas-to-write") == "0":
         wrongs.append("a primary that is cut off goes on beside its successor; set min-replicas-to-write 1")
     return wrongs

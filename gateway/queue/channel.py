@@ -212,7 +212,7 @@ async def ask(channel: Channel, *words: str) -> Any:
 
 def as_answered(error: redis.exceptions.ResponseError) -> Exception:
     """An error answer as what it means: StoreAway where it says that nothing ran and another time or server may do."""
-    if str(error).partition(" ")[0] in NOT_NOW:
+    if str(error).partition(" ")[0] in NOT_NOW or "max number of clients" in str(error):
         return StoreAway(f"store.url: the server answers {error}".rstrip())
     return error
 

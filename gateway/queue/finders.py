@@ -13,10 +13,10 @@ import redis.exceptions
 from gateway import clock
 from gateway.queue.channel import GONE, Address, Channel, Login, StoreAway, StoreUnfit, ask
 
-ANSWER_S = 0.5
+ANSWER_S = 1.0
 """How long a sentinel or a node may take to answer, its connection included."""
 
-REST_S = 2.0
+REST_S = 5.0
 """How long one that did not answer is left alone."""
 
 SENTINEL_LOGIN_FIELD = "store.sentinel_password_env, store.sentinel_password_file"

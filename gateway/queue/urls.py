@@ -116,7 +116,8 @@ def _parsed(url: str) -> tuple[dict[str, Any], RedisSSLContext | None]:
             raise ValueError(f"the option {next(iter(options))!r} needs TLS: rediss://, or rediss+…://")
         return parts, None
     try:
-        return parts, SSLConnection(**options).ssl_context
+        given = {name.removeprefix("ssl_"): value for name, value in options.items()}
+        return parts, RedisSSLContext(**{"cert_reqs": "required", "check_hostname": True, **given})
     except (TypeError, redis.exceptions.RedisError) as error:
         raise ValueError(str(error)) from None
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+from collections import deque
 
 import redis.exceptions
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Between two questions to the sentinels, and between two counts of the gateways."""
+
+COUNTS = 10
 
 ANSWER_S = 2.0
 
@@ -53,12 +56,12 @@ class _At(enum.Enum):
 class Fallback:
     """`store.on_loss = "local"`: while the shared store is away, an embedded one decides on this process's share.
 
-    `peers` is how many gateway processes shared the store when it was last asked: each goes on with that part of every
-    backend and of every limit.
+    `peers` is the most gateway processes that shared the store at its last COUNTS counts (just after a failover they
+    come back one by one): each goes on with that part of every backend and of every limit.
     """
 
     def __init__(self, embedded: Embedded, shared: Target, turns: Turns, book: Book) -> None:
-        self.peers = 1
+        self._counts: deque[int] = deque((1,), COUNTS)
         self.embedded = embedded
         self._shared = shared
         self._local = Target(embedded.url, shared.namespace)
@@ -71,6 +74,10 @@ class Fallback:
 
     def __repr__(self) -> str:
         return f"<Fallback {self._at.name.lower()}, {self.peers} share {self._shared!r}>"
+
+    @property
+    def peers(self) -> int:
+        return max(self._counts)
 
     def leave(self) -> bool:
         """For the turns: the store is lost. -> whether there is another one to go on with."""
@@ -114,7 +121,7 @@ class Fallback:
                 if self._channel is None:
                     self._channel = await self._shared.open()
                 procs = Keys(self._shared.namespace).processes
-                self.peers = max(1, await ask(self._channel, "ZCOUNT", procs, "0", "+inf"))
+                self._counts.append(await ask(self._channel, "ZCOUNT", procs, "0", "+inf"))
         except (StoreUnfit, redis.exceptions.RedisError, *GONE):
             await self._drop()
         finally:

@@ -1,27 +1,35 @@
 """Stores of several servers, real ones: sentinels that fail over, a cluster whose slot changes hands."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from redis.crc import key_slot
 
+from gateway.config import Config, ServerConfig
+from gateway.keyring import Keyring
 from gateway.queue import finders, turns
 from gateway.queue.channel import Address, Login
 from gateway.queue.client import Queue, Store, StoreAway, StoreUnfit
 from gateway.queue.finders import Cluster, Sentinels
 from gateway.queue.place import Phase
+from gateway.queue.target import Target
+from gateway.ring import TenantRecord, put_tenant
 from gateway.supervisor import Supervisor
+from gateway.tenants import Tenants, hash_key
 from tests.queue.conftest import Join, pool, ticket
 from tests.queue.ledgers import check
 from tests.queue.load import Load
 from tests.queue.procs import KEYS
 from tests.queue.test_client import granted, told, until
-from tests.support.store import StoreServer
+from tests.support.store import StoreServer, binaries
 from tests.support.topology import Clustered, Node, Watched, clustered, wait, watched
 
 __all__ = ["clustered", "watched"]
+
+CERTS = Path(__file__).parent.parent / "support" / "certs"
 
 only_valkey = pytest.mark.parametrize("clustered", ["valkey"], indirect=True)
 only_redis = pytest.mark.parametrize("clustered", ["redis"], indirect=True)
@@ -75,7 +83,7 @@ async def test_a_failover_that_loses_another_processs_turn(watched: Watched, joi
     await asyncio.to_thread(watched.primary.kill)
     watched.replica.thaw()
     assert _number(watched.replica, records[0]) < a.turns.count
-    await until(lambda: a.session.rejoins == b.session.rejoins == 1, 15)
+    await until(lambda: a.session.rejoins == b.session.rejoins == 1 and not (a.lost or b.lost), 15)
     third = a.submit(ticket(waits_ms=60_000))
     for queue in (a, b):
         await until(lambda q=queue: q.book.known == 1 and not q.book.pending)
@@ -149,7 +157,10 @@ def configuration(epoch: int, port: int) -> bytes:
     return b"*6\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words)
 
 
-async def test_the_newest_configuration_counts_and_silent_sentinels_are_left_alone() -> None:
+async def test_the_newest_configuration_counts_and_silent_sentinels_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(finders, "ANSWER_S", 0.4)
     unknown = b"-ERR No such master with that name\r\n"
     async with (
         sentinel(configuration(3, 7003)) as old,
@@ -210,7 +221,48 @@ async def test_what_is_no_cluster_and_what_is_one(clustered: Clustered, supervis
     one_seed = Store(url=f"redis+cluster://127.0.0.1:1,127.0.0.1:{node.port}")
     queue = await Queue.connect(one_seed, supervisor)
     assert queue.turns.target.kind == "cluster"
+    tenants = Tenants(Config(server=ServerConfig(admin_keys=(hash_key("admin"),))))
+    ring = Keyring(queue.target, tenants)
+    await ring.start(supervisor)
+    await ring.change(lambda ring: put_tenant(ring, "bob", TenantRecord()))
+    assert [tenant.name for tenant in tenants.all] == ["bob"]
+    await ring.aclose()
     await queue.aclose()
+    assert {key_slot(key) for key in clustered.owner("KEYS", "*")} == {clustered.slot}
+
+
+def _secured(port: int, bus: int) -> list[str]:
+    pem, ca = str(CERTS / "server.pem"), str(CERTS / "ca.pem")
+    files = ("--tls-cert-file", pem, "--tls-key-file", pem, "--tls-ca-cert-file", ca)
+    return ["--port", str(port), "--tls-port", str(bus), "--tls-auth-clients", "no", "--save", "", *files]
+
+
+@pytest.fixture
+def secured() -> Iterator[Node]:
+    """A server that speaks TLS, on the port that is its bus port otherwise."""
+    binary = binaries()["redis"]
+    if binary is None:
+        pytest.skip("no redis-server here: the packaged valkey-server has no TLS")
+    node = Node(binary, _secured)
+    yield node
+    node.close()
+
+
+async def test_tls(secured: Node, supervisor: Supervisor) -> None:
+    port = secured._words[secured._words.index("--tls-port") + 1]
+    with pytest.raises(StoreAway, match="certificate verify failed"):
+        await Target(f"rediss://localhost:{port}", "signalbox").open()
+    with pytest.raises(StoreUnfit, match=r"store\.url: its certificates"):
+        await Target(f"rediss://localhost:{port}?ssl_ca_certs=/nowhere", "signalbox").open()
+    options = f"ssl_ca_certs={CERTS / 'ca.pem'}"
+    with pytest.raises(StoreAway, match="certificate verify failed"):  # it is for localhost
+        await Target(f"rediss://127.0.0.1:{port}?{options}", "signalbox").open()
+    queue = await Queue.connect(Store(url=f"rediss://localhost:{port}?{options}"), supervisor)
+    queue.declare(pool(1))
+    await granted(queue.submit(ticket()))
+    await queue.aclose()
+    any_name = f"rediss://127.0.0.1:{port}?{options}&ssl_check_hostname=no"
+    await (await Target(any_name, "signalbox").open()).close()
 
 
 async def test_one_server_is_no_cluster(server: StoreServer, supervisor: Supervisor) -> None:

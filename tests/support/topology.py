@@ -21,8 +21,9 @@ from tests.support.store import binaries
 
 SERVICE = "main"
 SLOTS = 16384
-PERIODS = ("INFO-PERIOD", "100", "PING-PERIOD", "250", "ASK-PERIOD", "50", "PUBLISH-PERIOD", "50")
-"""Of sentinels, in ms. A replica whose INFO is older than five pings is not promoted, and INFO comes once a second."""
+PERIODS = ("INFO-PERIOD", "400", "PING-PERIOD", "250", "ASK-PERIOD", "50", "PUBLISH-PERIOD", "50")
+"""Of sentinels, in ms. A replica whose INFO is older than five pings is not promoted, and INFO comes once a second;
+a primary whose INFO is older than two periods does not get its predecessor for a replica."""
 
 START_TRIES = 5
 
