@@ -109,7 +109,9 @@ class TrtLlmEngine:
         context = config.context_tokens or int(_said(config, args, "max_seq_len") or 0) or known.context_tokens
         can = able(config.args, min(self._slots or CHOICES, CHOICES), config.tools)
         self._scribe = Scribe(config.name, can, known, context, config.default_output_tokens)
-        self._ranked = _takes_priority(config, llm)
+        takes = inspect.signature(llm.generate_async).parameters
+        self._ranked = "priority" in takes and _orders(config)
+        self._traced = "trace_headers" in takes
         self.bundle = Bundle(
             engine="tensorrt-llm",
             engine_version=_version(),
@@ -157,7 +159,9 @@ class TrtLlmEngine:
         if ask.ready is not None:
             return ready_stream(ask)
         self._alive()
-        more = {"priority": _priority(plan.prompt.rank)} if self._ranked else {}
+        more: dict[str, Any] = {"priority": _priority(plan.prompt.rank)} if self._ranked else {}
+        if self._traced and plan.prompt.trace:
+            more["trace_headers"] = dict(plan.prompt.trace)
         sampling = params(self._package, ask, self._words)
         if not self._streams:
             self._heard()  # an idle engine owed no sign
@@ -258,11 +262,10 @@ def _said(config: TrtLlm, args: Any, name: str) -> Any:
     return getattr(args, name, None) or config.args.get(name)
 
 
-def _takes_priority(config: TrtLlm, llm: Any) -> bool:
-    """Whether requests may carry one: this release knows it, and the scheduler is set to look at it."""
+def _orders(config: TrtLlm) -> bool:
+    """Whether the scheduler is set to look at priorities."""
     scheduler = config.args.get("scheduler_config")
-    ordered = isinstance(scheduler, dict) and str(scheduler.get("waiting_queue_policy", "")).lower() == "priority"
-    return ordered and "priority" in inspect.signature(llm.generate_async).parameters
+    return isinstance(scheduler, dict) and str(scheduler.get("waiting_queue_policy", "")).lower() == "priority"
 
 
 def _priority(rank: int) -> float:

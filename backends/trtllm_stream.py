@@ -64,7 +64,7 @@ class TrtLlmStream:
         try:
             async for output in self._output:
                 self._engine.heard()
-                self._hear(output.outputs)
+                self._hear(output)
                 self._wake()
                 if self._answer.done:
                     return
@@ -73,9 +73,11 @@ class TrtLlmStream:
         except Exception as error:  # noqa: BLE001 - the engine raises anything here, and all of it has an answer
             self._fault = self._fault or self._engine.fault(error)
 
-    def _hear(self, outputs: list[Any]) -> None:
+    def _hear(self, output: Any) -> None:
         """Whatever is new in any choice. Its own differences are of the choice that was heard of last, not of all."""
-        for index, said in enumerate(outputs):
+        if cached := getattr(output, "cached_tokens", 0):  # not in all releases
+            self._answer.count(cached_tokens=cached)
+        for index, said in enumerate(output.outputs):
             seen = self._seen[index]
             new = said.token_ids[seen:]
             if new:

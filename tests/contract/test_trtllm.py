@@ -152,6 +152,23 @@ async def test_priorities_where_its_scheduler_looks_at_them(folder: Path) -> Non
         assert llm.made[-1].priority == 0.5
 
 
+async def test_what_its_cache_had_is_told(folder: Path) -> None:
+    async with engine(folder) as (backend, llm):
+        llm.reused = 7
+        assert (await answer(backend, prompt(max_tokens=2))).usage.cached_tokens == 7
+
+
+async def test_the_trace_goes_on_to_the_engine(folder: Path) -> None:
+    trace = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
+    async with engine(folder) as (backend, llm):
+        await answer(backend, prompt(max_tokens=2))
+        assert llm.made[-1].trace_headers is None
+        asked = prompt(max_tokens=2)
+        asked.trace = trace
+        await answer(backend, asked)
+        assert llm.made[-1].trace_headers == dict(trace)
+
+
 async def test_the_gauge_has_its_steps(folder: Path) -> None:
     async with engine(folder, args={"max_batch_size": 2}) as (backend, _):
         streams = [await backend.open(await backend.plan(prompt(max_tokens=400))) for _ in range(3)]

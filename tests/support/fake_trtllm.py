@@ -109,6 +109,8 @@ class RequestOutput:
     def __init__(self, llm: "LLM", number: int, prompt: list[int], params: SamplingParams, priority: float) -> None:
         self.request_id, self.prompt_token_ids, self.params, self.priority = number, prompt, params, priority
         self.outputs = [CompletionOutput(index) for index in range(params.n)]
+        self.trace_headers: dict[str, str] | None = None
+        self.cached_tokens = llm.reused
         self.cancelled = False
         self._llm, self._done, self._aborted = llm, False, False
         try:
@@ -187,6 +189,7 @@ class LLM:
         self.failures: list[Exception] = []
         self.stats: deque[str] = deque(maxlen=1000)
         self.health, self.hung = True, False
+        self.reused = 0  # tokens of each further prompt that it says its cache had
         self._numbers = iter(range(1, 1 << 31))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -200,6 +203,7 @@ class LLM:
         streaming: bool = False,
         cache_salt: str | None = None,
         priority: float = 0.5,
+        trace_headers: dict[str, str] | None = None,
     ) -> RequestOutput:
         params = sampling_params or SamplingParams()
         limit = self.args.max_seq_len
@@ -208,6 +212,7 @@ class LLM:
         if not self.health:
             raise RuntimeError("the executor is shut down")
         output = RequestOutput(self, next(self._numbers), inputs, params, priority)
+        output.trace_headers = trace_headers
         self.made.append(output)
         self.asked.put(("new", output))
         return output
