@@ -24,6 +24,9 @@ from backends.triton_stream import Patience
 log = logging.getLogger(__name__)
 
 METRICS_S = 5.0
+UNSEEN_RUNNING = 32
+"""Requests at once for an engine of which nothing says how many it takes, nor would show that they wait."""
+
 STRICT = 0.9
 """Share of the KV cache that may be promised where the engine does not show how full it is."""
 
@@ -72,7 +75,9 @@ async def _look(config: Triton, link: Link, metrics: Site | None, facts: Facts, 
     sizes = page.sizes() if page is not None else Sizes()
     wrong = triton_facts.contradictions(facts, layout, sizes, config.limits, known.vocab_size if known else 0)
     if facts.max_seq_len and config.context_tokens > facts.max_seq_len:
-        wrong.append(f"context_tokens = {config.context_tokens}, but {facts.source} has {facts.max_seq_len}")
+        wrong.append(
+            f"context_tokens = {config.context_tokens}, but {facts.source} has max_seq_len = {facts.max_seq_len}"
+        )
     if wrong:
         raise BackendError(f"{config.name}: " + "; ".join(wrong))
     metered = page is not None and page.speaks
@@ -90,7 +95,7 @@ def _engine(config: Triton, model: str, link: Link, found: Found) -> TritonEngin
     able = speech.able(config.tools)
     context = config.context_tokens or facts.max_seq_len or (found.words.context_tokens if found.words else 0)
     scribe = Scribe(config.name, able, found.words, context, config.default_output_tokens)
-    running = config.limits.max_running or triton_facts.running(facts, layout, found.sizes)
+    running = config.limits.max_running or triton_facts.running(facts, layout, found.sizes) or UNSEEN_RUNNING
     bundle = Bundle(
         engine="tensorrt-llm",
         engine_version=facts.version,

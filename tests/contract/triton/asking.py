@@ -18,9 +18,9 @@ Message = pb.ModelStreamInferResponse
 
 
 @asynccontextmanager
-async def connected(fake: FakeTriton, tokenizer: Path | None, **config: Any) -> AsyncIterator[Any]:
+async def connected(fake: FakeTriton, words: Path | None, /, **config: Any) -> AsyncIterator[Any]:
     """A backend on a running fake; without metrics and canaries unless asked for."""
-    given = {"metrics_url": "off", "canary_s": 0.0, "tokenizer": str(tokenizer or ""), **config}
+    given = {"metrics_url": "off", "canary_s": 0.0, "tokenizer": str(words or ""), **config}
     backend = await Triton(name="triton", url=fake.url, **given).connect("demo")
     try:
         yield backend

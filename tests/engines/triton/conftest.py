@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == here:
             item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.timeout(240))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(240))
             if not installed():
                 item.add_marker(pytest.mark.skip("there is no Triton server: scripts/triton.sh installs it"))
 
@@ -61,7 +62,7 @@ async def own(tmp_path: Path) -> AsyncIterator["Own"]:
     """Makes servers of the test's own."""
     maker = Own(tmp_path)
     yield maker
-    await asyncio.gather(*(server.aclose() for server in maker.servers))
+    await asyncio.gather(*(server.aclose(gently=False) for server in maker.servers))
 
 
 class Own:

@@ -71,12 +71,12 @@ class TritonServer:
         assert self._process is not None
         self._process.kill()
 
-    async def aclose(self) -> None:
-        """It, its models' processes and their shared memory are gone when this returns."""
+    async def aclose(self, gently: bool = True) -> None:
+        """It, its models' processes and their shared memory are gone when this returns. Gently takes seconds."""
         process = self._process
         if process is None:
             return
-        process.terminate()
+        (process.terminate if gently else process.kill)()
         try:
             await asyncio.to_thread(process.wait, END_S)
         except subprocess.TimeoutExpired:
