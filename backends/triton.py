@@ -66,6 +66,9 @@ class Triton(Struct, tag="triton", tag_field="kind", frozen=True, kw_only=True, 
             raise ValueError("cert_file and key_file belong together: one of them is missing")
         if (self.ca_file or self.cert_file) and not self.url.startswith("grpcs:"):
             raise ValueError(f"{'ca_file' if self.ca_file else 'cert_file'} means nothing for {self.url}: use grpcs://")
+        for name in (*self.metadata, self.api_key_header):
+            if name.startswith("grpc-") or name.endswith("-bin"):
+                raise ValueError(f"metadata: {name} is one of gRPC's own names")
         if self.dialect == "inflight-tokens" and not self.tokenizer:
             raise ValueError("dialect inflight-tokens needs a tokenizer: the folder with the model's tokenizer files")
 
@@ -80,6 +83,7 @@ class Triton(Struct, tag="triton", tag_field="kind", frozen=True, kw_only=True, 
 
     def _ready(self) -> Callable[["Triton", str], Awaitable[Backend]]:
         check_installed()
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it writes to stderr itself, past all logging
         from backends.triton_connect import connect  # noqa: PLC0415 - needs tritonclient
 
         return connect

@@ -27,6 +27,9 @@ METRICS_S = 5.0
 UNSEEN_RUNNING = 32
 """Requests at once for an engine of which nothing says how many it takes, nor would show that they wait."""
 
+UNSTREAMED_S = 600.0
+"""The longest answer of a model that tells it in one piece, where nothing else is set."""
+
 STRICT = 0.9
 """Share of the KV cache that may be promised where the engine does not show how full it is."""
 
@@ -111,7 +114,8 @@ def _engine(config: Triton, model: str, link: Link, found: Found) -> TritonEngin
         features=able.features(),
         kinds=scribe.kinds,
     )
-    patience = Patience(config.first_token_s, config.token_s, config.total_s)
+    first_s = config.first_token_s if layout.streams else config.total_s or UNSTREAMED_S
+    patience = Patience(first_s, config.token_s, config.total_s)
     return TritonEngine(config.name, bundle, link, scribe, speech, patience)
 
 

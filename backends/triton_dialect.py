@@ -127,7 +127,7 @@ class Speech:
         if self.dialect is Dialect.TOKENS:
             return Tokens(answer, self.tokens_per_block, ask.logprobs)
         if self.dialect is Dialect.LLMAPI:
-            return Llm(answer, self.tokens_per_block, self._cumulative and self.layout.streams)
+            return Llm(answer, self.tokens_per_block, self._cumulative, self.layout.streams)
         return Text(answer, self.tokens_per_block)
 
     def _put_tokens(self, request: Any, ids: list[int], max_tokens: int, end_ids: tuple[int, ...]) -> None:
@@ -230,13 +230,17 @@ class Text:
 
 
 class Llm:
-    """The LLM API's text: all of it each time (`cumulative`) or what is new, with the reason it ended for."""
+    """The LLM API's text: all of it each time (`cumulative`) or what is new, with the reason it ended for.
 
-    __slots__ = ("_answer", "_per_block", "_pieces")
+    One that does not stream (`streams`) says all in one response, whose tokens nobody has counted.
+    """
 
-    def __init__(self, answer: Answer, tokens_per_block: int, cumulative: bool) -> None:
+    __slots__ = ("_answer", "_per_block", "_pieces", "_tokens")
+
+    def __init__(self, answer: Answer, tokens_per_block: int, cumulative: bool, streams: bool) -> None:
         self._answer, self._per_block = answer, tokens_per_block
-        self._pieces = Cumulative() if cumulative else None
+        self._pieces = Cumulative() if cumulative and streams else None
+        self._tokens = 1 if streams else 0
 
     def hear(self, outputs: Outputs, last: bool) -> None:
         text = outputs.text(TEXT_OUT)
@@ -245,7 +249,7 @@ class Llm:
             raise BackendError(f"the engine ended the request: {reason}")
         if text is not None:
             new = self._pieces.piece(text) if self._pieces is not None else text
-            self._answer.text(0, new, 0 if last and not new and reason != "length" else 1)
+            self._answer.text(0, new, 0 if last and not new and reason != "length" else self._tokens)
         if last:
             if self._pieces is not None and (rest := self._pieces.rest()):
                 self._answer.text(0, rest, 0)

@@ -16,7 +16,7 @@ from backends.protocol import BackendBusy, BackendError, BackendLost, Gauge, Pla
 from backends.scribe import Scribe, ready_stream
 from backends.triton_dialect import Speech
 from backends.triton_faults import of_status, of_text
-from backends.triton_link import Link
+from backends.triton_link import Link, Metadata
 from backends.triton_metrics import Page
 from backends.triton_stream import STOP_S, Engine, Patience, Stops, TritonStream
 
@@ -81,12 +81,14 @@ class Canary:
             await asyncio.wait((task,))
 
     async def _run(self) -> None:
+        began_at = asyncio.get_running_loop().time()
         try:
             await self.ask()
         except BackendBusy:
             self.heard_at = asyncio.get_running_loop().time()  # full is alive
         except (BackendLost, BackendError, Refused) as error:
-            self.trouble = BackendLost(f"the canary found: {error}")
+            if self.heard_at < began_at:  # else it only had no time for the canary
+                self.trouble = BackendLost(f"the canary found: {error}")
         finally:
             self._task = None
 
@@ -100,7 +102,8 @@ class TritonEngine:
         self.name, self.bundle = name, bundle
         self._link, self._scribe, self._speech = link, scribe, speech
         self._streams: set[TritonStream] = set()
-        self._stops = Stops(link, speech.stop if speech.layout.stops else None)
+        layout = speech.layout
+        self._stops = Stops(link, speech.stop if layout.stops else None, behind=layout.entry is not layout.engine)
         self.canary = Canary(link, speech.canary, 0.0)
         self.metrics: Site | None = None
         self._muted = False  # the metrics page failed, and that was said
@@ -138,7 +141,7 @@ class TritonEngine:
         except ValueError as error:
             raise Refused(400, "invalid_request", f"a value that the model's inputs can't hold: {error}") from error
         answer = self._scribe.answer(plan, request_id, self._fingerprint)
-        call = self._link.stream(request, plan.prompt.trace)
+        call = self._link.stream(request, _plain(plan.prompt.headers + plan.prompt.trace))
         stream = TritonStream(request_id, call, answer, self._speech.listener(ask, answer), self._shared)
         self._streams.add(stream)
         return stream
@@ -178,3 +181,8 @@ class TritonEngine:
             log.warning("the metrics page of %s can't be read (%s): its load is our own count", self.name, trouble)
         self._muted = bool(trouble)
         return Page(text, layout.engine.name, layout.entry.name)
+
+
+def _plain(pairs: Metadata) -> Metadata:
+    """Those that gRPC can carry."""
+    return tuple(pair for pair in pairs if pair[1].isascii() and pair[1].isprintable())

@@ -57,22 +57,17 @@ class Link:
         else:
             self._channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
         self.closed = False
-        write = pb.ModelInferRequest.SerializeToString
         # One message and half a close is all that a request needs, so the two-way call is used as a one-way one.
         self._stream = self._channel.unary_stream(
-            _SERVICE + "ModelStreamInfer", write, pb.ModelStreamInferResponse.FromString
+            _SERVICE + "ModelStreamInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
-        self._infer = self._channel.unary_unary(_SERVICE + "ModelInfer", write, pb.ModelInferResponse.FromString)
 
     def stream(self, request: pb.ModelInferRequest, trace: Metadata = ()) -> Any:
         """A started streaming call; its `read` gives ModelStreamInferResponse or EOF. Raises BackendLost if closed."""
         self._check()
         return self._stream(request, metadata=self._metadata + trace)
-
-    def infer(self, request: pb.ModelInferRequest, trace: Metadata = ()) -> Any:
-        """A started call with one answer, ModelInferResponse, which is what awaiting it gives."""
-        self._check()
-        return self._infer(request, metadata=self._metadata + trace)
 
     async def server(self, timeout_s: float) -> Server:
         """Its name and version. Raises BackendLost where it is not ready."""

@@ -32,10 +32,13 @@ class Patience(Struct, frozen=True):
 
 
 class Stops:
-    """Sends stop requests, and owns the tasks and timers for it."""
+    """Sends stop requests, which `stop` makes, and owns the tasks and timers for it.
 
-    def __init__(self, link: Link, stop: Callable[[str], Any] | None) -> None:
-        self._link, self._stop = link, stop
+    `behind`: the engine stands behind other steps of an ensemble, where a request may still be when its stop arrives.
+    """
+
+    def __init__(self, link: Link, stop: Callable[[str], Any] | None, behind: bool) -> None:
+        self._link, self._stop, self._behind = link, stop, behind
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self.sent = 0
@@ -44,7 +47,7 @@ class Stops:
         """Tell the engine to end a request. `heard`: the engine has it for sure, as it has answered."""
         if self._stop is None or self._link.closed:
             return None
-        if not heard:
+        if self._behind and not heard:
             for wait_s in AGAIN_S:
                 self._later(request_id, wait_s)
         return self._send(request_id)

@@ -247,6 +247,8 @@ async def test_tls(tokenizer: Path) -> None:
         ({"url": "grpcs://h", "cert_file": "x"}, "belong together"),
         ({"url": "grpc://h", "api_key_env": "A", "api_key_file": "b"}, "both set"),
         ({"url": "grpc://h", "dialect": "inflight-tokens"}, "needs a tokenizer"),
+        ({"url": "grpc://h", "metadata": {"grpc-timeout": "1"}}, "gRPC's own"),
+        ({"url": "grpc://h", "api_key_header": "key-bin"}, "gRPC's own"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], said: str) -> None:

@@ -1,5 +1,7 @@
 """What the engine is sent, in each dialect, and what is made of its answers."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,24 @@ async def test_the_llm_api_tells_all_or_what_is_new(said: Any, tokenizer: Path) 
         assert answer.text() == "né 中😀"
         assert answer.finish_reasons() == ["stop"]
         assert answer.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_llm_api_that_does_not_stream(stream: bool, tokenizer: Path) -> None:
+    """`decoupled` is false by default in its model.yaml: one response then, in a stream of one."""
+    models = llmapi()
+    models[0].decoupled = False
+    async with FakeTriton(*models) as fake, connected(fake, tokenizer, first_token_s=0.1) as backend:
+
+        async def behave(request: Any, _: Any) -> AsyncIterator[Any]:
+            await asyncio.sleep(0.3)
+            yield text("of the time", final=True, finish_reason=("BYTES", ["stop"]))(request)
+
+        fake.behave = behave
+        answer = await ask(backend, prompt(stream=stream, max_tokens=50))
+        assert answer.text() == "of the time"
+        assert answer.usage.completion_tokens == 3
+        assert value(fake.seen[-1], "streaming") is None
 
 
 async def test_the_engines_own_counts_win(tokenizer: Path) -> None:
