@@ -37,7 +37,7 @@ class Triton(Struct, tag="triton", tag_field="kind", frozen=True, kw_only=True, 
     model: str = ""
     dialect: Literal["", "inflight-tokens", "inflight-ensemble", "llmapi"] = ""
     tokenizer: str = ""
-    tools: str = ""
+    tools: Literal["", "hermes"] = ""
     logprobs: bool = False
     llmapi_text: Literal["cumulative", "delta"] = "cumulative"
     context_tokens: Annotated[int, Meta(ge=0)] = 0

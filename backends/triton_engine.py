@@ -54,23 +54,23 @@ class Canary:
     async def ask(self) -> None:
         """Returns once the engine has answered. Raises BackendLost where it does not, BackendError where it fails."""
         call: Any = None
+        answered = False
         try:
             async with asyncio.timeout(CANARY_S):
                 call = self._link.stream(self._make(f"canary-{secrets.token_hex(8)}"))
                 while (message := await call.read()) is not grpc.aio.EOF:
                     if message.error_message:
                         raise of_text(message.error_message)
-                    if message.infer_response.parameters["triton_final_response"].bool_param:
-                        break
-                else:
-                    raise BackendLost("the canary's stream ended without an answer")
+                    answered = True
         except TimeoutError:
             raise BackendLost(f"the engine did not answer a one-token request within {CANARY_S:.0f} s") from None
         except grpc.RpcError as error:
             raise of_status(error) from error
         finally:
-            if call is not None:
+            if call is not None and not call.done():
                 call.cancel()
+        if not answered:
+            raise BackendLost("the canary's stream ended without an answer")
         self.heard_at = asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
@@ -115,11 +115,6 @@ class TritonEngine:
         return (
             f"<TritonEngine {self.name}: {layout.entry.name} as {layout.dialect.value}, {len(self._streams)} running>"
         )
-
-    @property
-    def stops_sent(self) -> int:
-        """How many stop requests went out, for those who count them."""
-        return self._stops.sent
 
     def watch(self, canary_s: float, metrics: Site | None) -> None:
         """What a gauge looks at: the engine after so long a silence, and the metrics page."""

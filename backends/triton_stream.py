@@ -41,7 +41,6 @@ class Stops:
         self._link, self._stop, self._behind = link, stop, behind
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
-        self.sent = 0
 
     def stop(self, request_id: str, heard: bool) -> asyncio.Task[None] | None:
         """Tell the engine to end a request. `heard`: the engine has it for sure, as it has answered."""
@@ -79,7 +78,6 @@ class Stops:
     async def _tell(self, request_id: str) -> None:
         """The answer says nothing: an empty final response, or in some releases that the request was cancelled."""
         assert self._stop is not None
-        self.sent += 1
         try:
             call = self._link.stream(self._stop(request_id))
             async with asyncio.timeout(STOP_S):
