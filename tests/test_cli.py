@@ -24,6 +24,9 @@ from gateway.serving import ListenError, check_tls, is_loopback, listen
 from gateway.telemetry.logs import JsonLines
 from gateway.tenants import Tenants, hash_key
 from tests.support.process import ROOT, Gateway, gateway, until
+from tests.support.store import StoreServer, shared_server
+
+__all__ = ["shared_server"]
 
 SHIPPED = ROOT / "config.toml"
 POOL = '[[pool]]\nmodel = "m"\n[[pool.backend]]\nkind = "simulated"\nname = "one"\n'
@@ -267,6 +270,18 @@ def test_check_tells_what_is_there(shipped: Gateway, tmp_path: Path, capsys: pyt
     out = capsys.readouterr().out
     assert re.search(r"m +one +simulated .*\d\n", out)
     assert re.search(r"m +dead +openai.* NOT WELL: .*127\.0\.0\.1:9", out)
+
+
+@pytest.mark.parametrize("shared_server", ["redis"], indirect=True)
+def test_check_says_how_a_store_is_kept(
+    shared_server: StoreServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shared_server.socket
+    store = f"[store]\nurl = 'unix://default:secret@{path}'\non_loss = 'local'\n"
+    assert main(["check", *configured(tmp_path / "c.toml", store + POOL)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"store +unix://{path} (valkey|redis) \d.* at {path}\n +appendonly no, .*set appendonly yes", out)
+    assert "secret" not in out
 
 
 def test_check_notices_a_store_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,16 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
+from gateway.queue import turns
 from policies.lifecycle import State
 from tests.support.quiet import zero
 from tests.support.site import Site, running
+from tests.support.store import StoreServer, own_server, shared_server
 from tests.support.wire import Wire, chat_body, events, request, wire
+
+__all__ = ["own_server", "shared_server"]
 
 ONE = """
 [[pool]]
@@ -80,6 +86,29 @@ async def test_while_the_store_is_away_new_work_is_refused_and_streams_go_on() -
         said = events(b"".join([part async for part in line.parts()]))
         assert said[-1] == "[DONE]"
         assert await status(site, max_tokens=2) == (200, "")
+        await zero(site)
+
+
+@pytest.mark.parametrize("shared_server", ["valkey"], indirect=True)
+async def test_without_its_store_a_gateway_goes_on_locally(
+    own_server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.5)
+    config = f'[store]\nurl = "{own_server.url}"\non_loss = "local"\n{ONE}'
+    async with running(config) as site:
+        async with streaming(site, tokens=200) as line:
+            waiting = asyncio.ensure_future(status(site, max_tokens=2))
+            await site.until(lambda: [one.state for one in site.live()][1:] == [State.QUEUED])
+            await asyncio.to_thread(own_server.kill)
+            await site.until(lambda: site.trunk.queue.state == "local")
+            async with site.client.get(f"{site.url}/readyz") as answer:
+                assert (answer.status, (await answer.json())["store"]) == (200, "local")
+            assert events(b"".join([part async for part in line.parts()]))[-1] == "[DONE]"
+            assert await waiting == (200, "")
+            assert await status(site) == (200, "")
+        await asyncio.to_thread(own_server.start)
+        await site.until(lambda: site.trunk.queue.state == "up")
+        assert await status(site) == (200, "")
         await zero(site)
 
 

@@ -52,7 +52,6 @@ async def test_each_goes_on_with_its_part_and_declares_what_it_holds_on_return(
     places = [queue.submit(ticket()) for queue in queues for _ in range(6)]
     await until(lambda: held(queues[0]) + held(queues[1]) == 4)
     await asyncio.to_thread(own_server.kill)
-    assert {queue.state for queue in queues} == {"up"}
     await until(lambda: {queue.state for queue in queues} == {"local"})
     for queue in queues:
         assert "local" in repr(queue)
@@ -100,7 +99,7 @@ async def test_a_store_that_only_stood_still_hears_that_what_it_had_is_void(
     await told(queue)
     names = {name.decode() for name in own_server("ZRANGEBYSCORE", "{signalbox}:procs", "0", "+inf")}
     assert names == {queue.session.name}
-    await until(lambda: len(tickets(own_server)) == 1, 2)  # sooner than one that is silent is reaped
+    await until(lambda: len(tickets(own_server)) == 1, 4)  # sooner than one that is silent is reaped
     assert [t[0] for t in check(own_server).values()] == [2]
 
 

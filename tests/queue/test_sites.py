@@ -20,7 +20,7 @@ from gateway.ring import TenantRecord, put_tenant
 from gateway.supervisor import Supervisor
 from gateway.tenants import Tenants, hash_key
 from tests.queue.conftest import Join, pool, ticket
-from tests.queue.ledgers import check
+from tests.queue.ledgers import check, tickets
 from tests.queue.load import Load
 from tests.queue.procs import KEYS
 from tests.queue.test_client import granted, told, until
@@ -88,7 +88,8 @@ async def test_a_failover_that_loses_another_processs_turn(watched: Watched, joi
     for queue in (a, b):
         await until(lambda q=queue: q.book.known == 1 and not q.book.pending)
         await told(queue)
-    await _until(lambda: sorted(t[0] for t in check(watched.replica).values()) == [1, 2])
+    await _until(lambda: sorted(t[0] for t in tickets(watched.replica).values()) == [1, 2])
+    check(watched.replica)
     assert (second.phase, third.phase) == (Phase.HELD, Phase.WAITING)
     second.end()
     await granted(third)
