@@ -218,7 +218,9 @@ class Metrics:
             self._engine(model, attempt.backend).ends[FAILURES.get(attempt.error, "lost")][0] += 1.0
         member = exchange.member
         if exchange.granted_at and member is not None:
-            self._engine(model, member.config.name).ends[exchange.state][0] += 1.0
+            gone = exchange.refusal is not None and exchange.refusal.reason is Reason.NO_BACKEND
+            outcome = Reason.NO_BACKEND if gone else exchange.state
+            self._engine(model, member.config.name).ends[outcome][0] += 1.0
 
     def _answered(self, exchange: "Exchange", service: _Service, tenant: _Tenant) -> None:
         """An answer that had begun, whole or not."""

@@ -99,7 +99,8 @@ class Sampler:
         queue = self._trunk.queue
         self._set("signalbox_store_up", value=1 if queue.state == "up" else 0)
         self._follow("signalbox_store_rejoins", value=max(0, queue.session.rejoins))
-        oldest = {(model, rank): at for model in self._trunk.pools for rank in self._ranks()}
+        names = {one.rank: one.name for one in self._trunk.by_rank}
+        oldest = {(model, rank): at for model in self._trunk.pools for rank in names}
         left = len(oldest)
         for place in queue.book.waiting.values():  # in the order in which they came
             key = (place.ticket.pool, place.ticket.rank)
@@ -109,10 +110,7 @@ class Sampler:
                 if not left:
                     break
         for (model, rank), since in oldest.items():
-            self._set("signalbox_queue_oldest_seconds", model, self._ranks()[rank], value=at - since)
-
-    def _ranks(self) -> dict[int, str]:
-        return {one.rank: one.name for one in self._trunk.by_rank}
+            self._set("signalbox_queue_oldest_seconds", model, names[rank], value=at - since)
 
     def _member(self, pool: "Pool", member: "Member", at: float) -> None:
         labels = (pool.model, member.config.name)

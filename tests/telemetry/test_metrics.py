@@ -12,7 +12,10 @@ from gateway.config import ConfigError, decode
 from gateway.queue.channel import Address
 from gateway.queue.finders import Fixed
 from gateway.telemetry.metrics_table import BY_NAME, exposed
+from tests.support.engines import pool
 from tests.support.site import POOL, Site, running
+from tests.support.upstream import Upstream
+from tests.support.upstream_frames import Script
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
 SLOW = POOL.replace("a0_ms = 1.0", "a0_ms = 10.0").replace("max_running = 4", "max_running = 1")
@@ -219,3 +222,27 @@ async def test_scrapes_together_look_at_the_store_once(monkeypatch: pytest.Monke
         answers = await asyncio.gather(*(value(site, "signalbox_queue_processes") for _ in range(5)))
     assert answers == [1.0] * 5
     assert len(looks) == 1
+
+
+async def test_every_backend_that_was_tried_is_counted() -> None:
+    async with Upstream("demo") as a, Upstream("demo") as b, running(pool(a.url, b.url)) as site:
+        a.script = Script(status=500)
+        moved = 0
+        while not moved:  # until one of them came to `a` first
+            async with site.chat(max_tokens=2) as answer:
+                assert answer.status == 200
+            moved = int(await value(site, "signalbox_attempts_total", backend="a", outcome="error"))
+        done = await value(site, "signalbox_requests_total", model="demo", reason="ok")
+        assert await value(site, "signalbox_attempts_total", backend="b", outcome="done") == done
+        assert await value(site, "signalbox_state_seconds_count", state="granted") == done
+        states = await value(site, "signalbox_state_seconds_sum")
+        assert states == pytest.approx(await value(site, "gen_ai_server_request_duration_seconds_sum"), abs=1e-6)
+
+
+async def test_what_no_backend_could_take_is_counted_where_it_failed() -> None:
+    async with Upstream("demo") as a, running(pool(a.url)) as site:
+        a.script = Script(close_at=0)
+        async with site.chat(max_tokens=2) as answer:
+            assert answer.status == 503
+        assert await value(site, "signalbox_attempts_total", backend="a", outcome="no_backend") == 1
+        assert await value(site, "signalbox_attempts_total") == 1
