@@ -40,7 +40,7 @@ class Stops:
     def __init__(self, link: Link, stop: Callable[[str], Any] | None, behind: bool) -> None:
         self._link, self._stop, self._behind = link, stop, behind
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._again: dict[asyncio.TimerHandle, str] = {}
 
     def stop(self, request_id: str, heard: bool) -> asyncio.Task[None] | None:
         """Tell the engine to end a request. `heard`: the engine has it for sure, as it has answered."""
@@ -52,10 +52,15 @@ class Stops:
         return self._send(request_id)
 
     async def aclose(self) -> None:
-        """Let what is on its way arrive, then keep nothing."""
-        for timer in self._timers:
+        """Let what is on its way arrive, send at once what was to follow, then keep nothing."""
+        again = set(self._again.values())
+        for timer in self._again:
             timer.cancel()
-        self._timers.clear()
+        self._again.clear()
+        if again:
+            await asyncio.sleep(AGAIN_S[0])
+            for request_id in again:
+                self._send(request_id)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_S)
         for task in self._tasks:
@@ -69,11 +74,11 @@ class Stops:
 
     def _later(self, request_id: str, wait_s: float) -> None:
         def fire() -> None:
-            self._timers.discard(timer)
+            del self._again[timer]
             self._send(request_id)
 
         timer = asyncio.get_running_loop().call_later(wait_s, fire)
-        self._timers.add(timer)
+        self._again[timer] = request_id
 
     async def _tell(self, request_id: str) -> None:
         """The answer says nothing: an empty final response, or in some releases that the request was cancelled."""

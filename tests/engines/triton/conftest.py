@@ -18,7 +18,7 @@ from tests.support.tokenizers import pieces, save
 LINGER_S = 3.0
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
