@@ -10,27 +10,18 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from bench.processes import free_port
+from bench.vllm_servers import Flags, running
 
-ROOT = Path(__file__).resolve().parents[1]
-TINY = ROOT / ".models" / "tiny"
 STREAMS, TOKENS, BURSTS, WARM_UP = 16, 96, 6, 4
-START_S = 300.0
-FLAGS = {"max-model-len": 2048, "enforce-eager": True, "dtype": "bfloat16", "max-num-seqs": STREAMS}
+FLAGS: Flags = {"max-model-len": 2048, "enforce-eager": True, "dtype": "bfloat16", "max-num-seqs": STREAMS}
+LIMITS = {"prefill_tokens_per_s": 1_000_000}
 TARGETS = {"cpu": 0.5, "tokens": 1.0, "ttft": 1.0}
 SLACK = 0.03  # two medians of one machine differ by this much when nothing differs
 
@@ -41,19 +32,6 @@ MESSAGES = [
 BODY = json.dumps(
     {"model": "tiny", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "messages": MESSAGES}
 ).encode()
-CONFIG = """
-[[pool]]
-model = "tiny"
-
-[[pool.backend]]
-kind = "vllm"
-name = "vllm"
-model = "{model}"
-limits = {{ prefill_tokens_per_s = 1_000_000 }}
-
-[pool.backend.args]
-{args}
-"""
 
 
 class Round(Struct):
@@ -69,81 +47,13 @@ class Side(Struct):
     """A server under test."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    pid: int
     port: int
-    log: Path
     rounds: list[Round] = []
 
     def median(self, field: str) -> float:
         values: list[float] = [getattr(one, field) for one in self.rounds]
         return statistics.median(values)
-
-
-def signalbox(folder: Path) -> tuple[list[str], int]:
-    args = "\n".join(f"{name} = {msgspec.json.encode(value).decode()}" for name, value in FLAGS.items())
-    config = folder / "config.toml"
-    config.write_text(CONFIG.format(model=TINY, args=args))
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("signalbox")), "serve", "--config", str(config), "--port", str(port)]
-    return command, port
-
-
-def vllm_server(folder: Path) -> tuple[list[str], int]:
-    port = free_port()
-    flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in FLAGS.items()]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY), *flags]
-    return [*command, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)], port
-
-
-@contextlib.contextmanager
-def running() -> Iterator[list[Side]]:
-    """Both servers, answering. They and their engines are gone afterwards."""
-    if not TINY.is_dir():
-        subprocess.run([sys.executable, str(ROOT / "scripts" / "make_tiny.py"), str(TINY)], check=True)
-    with tempfile.TemporaryDirectory(prefix="signalbox-bench-") as name:
-        folder, sides = Path(name), list[Side]()
-        try:
-            for label, build in (("signalbox", signalbox), ("vllm", vllm_server)):
-                command, port = build(folder)
-                log = folder / f"{label}.log"
-                environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}
-                with log.open("wb") as out:
-                    process = subprocess.Popen(
-                        command, cwd=folder, env=environment, stdout=out, stderr=out, start_new_session=True
-                    )
-                sides.append(Side(label, process, port, log))
-                print(f"starting {label} ...", flush=True)
-                _wait(sides[-1])
-            yield sides
-        finally:
-            for side in sides:
-                side.process.terminate()
-            for side in sides:
-                _end(side)
-
-
-def _wait(side: Side) -> None:
-    deadline_s = time.perf_counter() + START_S
-    while time.perf_counter() < deadline_s:
-        if side.process.poll() is not None:
-            break
-        with contextlib.suppress(OSError):
-            ask = urllib.request.Request(f"http://127.0.0.1:{side.port}/v1/chat/completions", BODY)
-            ask.add_header("content-type", "application/json")
-            with urllib.request.urlopen(ask, timeout=60) as answer:
-                answer.read()
-            return
-        time.sleep(0.2)
-    raise SystemExit(f"{side.name} did not come up:\n{side.log.read_text(errors='replace')[-3_000:]}")
-
-
-def _end(side: Side) -> None:
-    try:
-        side.process.wait(20)
-    except subprocess.TimeoutExpired:
-        print(f"{side.name} had to be killed")
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(side.process.pid, signal.SIGKILL)
 
 
 async def burst(port: int, count: int) -> list[float]:
@@ -174,15 +84,15 @@ async def _stream(port: int) -> float:
 
 def one_round(side: Side) -> None:
     """Some bursts, one after the other, into the side's record."""
-    cpu_s, store_s, start_s = _cpu_s(side.process.pid), _store_s(side.process.pid), time.perf_counter()
+    cpu_s, store_s, start_s = _cpu_s(side.pid), _store_s(side.pid), time.perf_counter()
     firsts: list[float] = []
     for _ in range(BURSTS):
         firsts += asyncio.run(burst(side.port, STREAMS))
     seconds, tokens = time.perf_counter() - start_s, BURSTS * STREAMS * TOKENS
     side.rounds.append(
         Round(
-            cpu_us=(_cpu_s(side.process.pid) - cpu_s) / tokens * 1e6,
-            store_us=(_store_s(side.process.pid) - store_s) / tokens * 1e6,
+            cpu_us=(_cpu_s(side.pid) - cpu_s) / tokens * 1e6,
+            store_us=(_store_s(side.pid) - store_s) / tokens * 1e6,
             tokens_per_s=tokens / seconds,
             ttft_ms=statistics.median(firsts) * 1e3,
         )
@@ -234,7 +144,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="turns of each side (default 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")
     options = parser.parse_args()
-    with running() as (ours, theirs):
+    with running(FLAGS, LIMITS) as servers:
+        ours, theirs = (Side(one.name, one.process.pid, one.port) for one in servers)
         for side in (ours, theirs):
             for _ in range(WARM_UP):
                 asyncio.run(burst(side.port, STREAMS))

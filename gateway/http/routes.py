@@ -17,7 +17,7 @@ from litestar.openapi.spec import (
 from litestar.openapi.spec.enums import OpenAPIType
 
 from backends.protocol import PATHS, Kind
-from gateway.http import errors
+from gateway.http import errors, wire
 from gateway.http.relay import Relay
 from gateway.trunk import Trunk
 from policies.reasons import Reason
@@ -63,6 +63,7 @@ _HEADERS = {
     "x-slo-ttft-ms": _INTEGER,
     "x-slo-tpot-ms": _INTEGER,
     "x-deadline-ms": _INTEGER,
+    "idempotency-key": Schema(type=OpenAPIType.STRING, min_length=1, max_length=wire.LONGEST_KEY),
 }
 
 

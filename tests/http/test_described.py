@@ -34,7 +34,7 @@ output_mean_tokens = 4
 limits = { max_running = 16 }
 """
 
-DEADLINES = {"x-slo-ttft-ms", "x-deadline-ms"}
+DEADLINES = {"x-slo-ttft-ms", "x-deadline-ms", "idempotency-key"}
 
 
 def call_all(url: str, mode: GenerationMode) -> dict[int, int]:

@@ -28,7 +28,7 @@ name = "one"
 url = "%s"
 """
 KEY = {"authorization": "Bearer sk-demo-alice"}
-PATIENCE_MS = 1_500
+PATIENCE_MS = 3_000
 
 
 def lines(headers: dict[str, str]) -> list[str]:
@@ -55,10 +55,12 @@ async def test_a_retry_has_its_first_deadline_and_no_time_of_its_own() -> None:
             line.leave()
             await site.until(lambda: not site.trunk.queue.book.waiting)
         await asyncio.sleep(max(0.0, came_s + 0.5 - time.monotonic()))
-        again_s = time.monotonic()
-        async with site.chat(headers=keyed) as answer:
+        async with wire(site) as line:
+            await line.send(request(chat_body(), *lines(keyed)))
+            waiting = site.trunk.queue.book.waiting
+            await site.until(lambda: any(place.nearer_s >= 0.45 for place in waiting.values()))
+            answer = await line.answer()
             assert (answer.status, answer.headers["x-signalbox-reason"]) == (504, "expired")
-        assert time.monotonic() - again_s < PATIENCE_MS / 1000 - 0.25
         assert await refused(site, idempotency_key="k-1", x_slo_ttft_ms=str(PATIENCE_MS)) == (504, "expired", "false")
         holder.cancel()
         await zero(site)
