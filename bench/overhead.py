@@ -1,4 +1,4 @@
-"""What the gateway itself costs: `python -m bench.overhead [--seconds N] [--rounds N] [--quick] [--json FILE]`.
+"""What the gateway itself costs: `python -m bench.overhead [--traces] [--seconds N] [--rounds N] [--json FILE]`.
 
 The gateway runs on one core; the mock upstream, the load and the store on another. In the same run: a plain Litestar
 and aiohttp relay, and SMG where its command is installed. They take turns, and the medians of all rounds count: compare
@@ -10,6 +10,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from bench.load import Mark, Result, Wish
 from bench.processes import Cores, Failed, pinned
-from bench.targets import GATEWAY, Target, started
+from bench.targets import GATEWAY, Target, started, traced
 
 
 class Effort(Struct, frozen=True):
@@ -132,11 +133,14 @@ Samples = dict[str, dict[str, list[float]]]
 """By target and by field of Numbers: one value a round."""
 
 
-def measure(bench: Bench, targets: list[Target]) -> Samples:
+Scenario = Callable[[Target], dict[str, float]]
+
+
+def measure(bench: Bench, targets: list[Target], scenarios: tuple[Scenario, ...]) -> Samples:
     """All scenarios, all targets in turn, round after round, each round in the other direction."""
     samples: Samples = {target.name: {} for target in targets}
     for number in range(bench.effort.rounds):
-        for scenario in (bench.alone, bench.whole, bench.streams, bench.paced):
+        for scenario in scenarios:
             print(f"round {number + 1} of {bench.effort.rounds}: {scenario.__name__}", file=sys.stderr)
             for target in targets if number % 2 == 0 else reversed(targets):
                 if target.name == "direct" and scenario != bench.alone:
@@ -144,8 +148,9 @@ def measure(bench: Bench, targets: list[Target]) -> Samples:
                 for name, value in scenario(target).items():
                     samples[target.name].setdefault(name, []).append(value)
     for target in targets:
-        direct_ms, own_ms = samples["direct"]["alone_p50_ms"], samples[target.name]["alone_p50_ms"]
-        samples[target.name]["added_p50_ms"] = [own - direct for own, direct in zip(own_ms, direct_ms, strict=True)]
+        if "direct" in samples:
+            direct_ms, own_ms = samples["direct"]["alone_p50_ms"], samples[target.name]["alone_p50_ms"]
+            samples[target.name]["added_p50_ms"] = [own - direct for own, direct in zip(own_ms, direct_ms, strict=True)]
         samples[target.name]["memory_mib"] = [target.running.memory_mib()]
     return samples
 
@@ -157,29 +162,41 @@ def medians(samples: Samples) -> dict[str, Numbers]:
     }
 
 
-def judge(samples: Samples) -> list[Verdict]:
-    """What the gateway promises, against what was measured. Ratios are taken round by round; their medians count."""
-    ours = samples["signalbox"]
+def ratio(samples: Samples, ours: str, theirs: str, kind: str, target: float) -> Verdict:
+    """How many times another's requests or streams a second ours makes, round by round; the median counts."""
+    mine, other = samples[ours], samples[theirs]
+    rate, cpu = f"{kind}s_per_s", f"{kind}_cpu_us"
+    times = statistics.median(one / its for one, its in zip(mine[rate], other[rate], strict=True))
+    by_cpu = statistics.median(its / one for one, its in zip(mine[cpu], other[cpu], strict=True))
+    what = f"{rate}, times that of {theirs}" if ours == "signalbox" else f"{rate} {ours}, times {theirs}"
+    return Verdict(what, times, target, times >= target, by_cpu)
 
-    def ratio(theirs: str, rate: str, cpu: str, target: float) -> Verdict:
-        other = samples[theirs]
-        times = statistics.median(mine / its for mine, its in zip(ours[rate], other[rate], strict=True))
-        by_cpu = statistics.median(its / mine for mine, its in zip(ours[cpu], other[cpu], strict=True))
-        return Verdict(f"{rate}, times that of {theirs}", times, target, times >= target, by_cpu)
+
+def judge_traces(samples: Samples) -> list[Verdict]:
+    """What tracing may cost: a fifth of the requests a second at full sampling, 4 % at 1 %."""
+    return [
+        ratio(samples, "at_1", "untraced", "request", 0.96),
+        ratio(samples, "at_100", "untraced", "request", 0.80),
+    ]
+
+
+def judge(samples: Samples) -> list[Verdict]:
+    """What the gateway promises, against what was measured."""
+    ours = samples["signalbox"]
 
     def at_most(field: str, target: float) -> Verdict:
         value = statistics.median(ours[field])
         return Verdict(f"{field}, at most", value, target, value <= target)
 
     verdicts = [
-        ratio("relay", "requests_per_s", "request_cpu_us", 2.0),
-        ratio("relay", "streams_per_s", "stream_cpu_us", 1.7),
+        ratio(samples, "signalbox", "relay", "request", 2.0),
+        ratio(samples, "signalbox", "relay", "stream", 1.7),
         at_most("paced_chunk_cpu_us", 75.0),
         at_most("added_p50_ms", 1.0),
     ]
     if "smg" in samples:
-        verdicts.append(ratio("smg", "requests_per_s", "request_cpu_us", 1.0))
-        verdicts.append(ratio("smg", "streams_per_s", "stream_cpu_us", 1.0))
+        verdicts.append(ratio(samples, "signalbox", "smg", "request", 1.0))
+        verdicts.append(ratio(samples, "signalbox", "smg", "stream", 1.0))
     return verdicts
 
 
@@ -220,6 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gateway", default=GATEWAY, metavar="COMMAND", help="what to measure (default: %(default)s)")
     parser.add_argument("--smg", default=shutil.which("smg") or "", metavar="PATH", help="SMG's command")
     parser.add_argument("--no-wrk", action="store_true", help="load from Python even where wrk is there")
+    parser.add_argument("--traces", action="store_true", help="what traces cost, instead: none, of 1 %% and of all")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
     args = parser.parse_args(argv)
     effort = Effort(args.seconds, args.rounds, use_wrk=not args.no_wrk)
@@ -230,12 +248,16 @@ def main(argv: list[str] | None = None) -> int:
         if not missing:
             print(f"without {what}", file=sys.stderr)
     try:
-        with started(bench.cores, args.gateway, args.smg) as targets:
-            samples = measure(bench, targets)
+        if args.traces:
+            with traced(bench.cores, args.gateway) as targets:
+                samples = measure(bench, targets, (bench.whole, bench.streams))
+        else:
+            with started(bench.cores, args.gateway, args.smg) as targets:
+                samples = measure(bench, targets, (bench.alone, bench.whole, bench.streams, bench.paced))
     except Failed as error:
         print(f"overhead: {error}", file=sys.stderr)
         return 2
-    found, verdicts = medians(samples), judge(samples)
+    found, verdicts = medians(samples), (judge_traces if args.traces else judge)(samples)
     print(table(found, verdicts))
     if args.json is not None:
         told = {"numbers": found, "verdicts": verdicts, "samples": samples}

@@ -12,7 +12,7 @@ import pytest
 
 from bench.load import Mark, Wish, call, hold
 from bench.mock_openai import Connection, Stats
-from bench.overhead import judge, medians, table
+from bench.overhead import judge, judge_traces, medians, table
 from tests.contract.bench import events
 
 ASK = {"model": "mock", "messages": [], "max_tokens": 3}
@@ -148,6 +148,25 @@ def test_verdicts_go_by_the_median_of_each_rounds_ratio() -> None:
     text = table(medians(samples), verdicts)
     assert "MISSED" in text
     assert text.count(": met") == 5
+
+
+def test_what_traces_may_cost() -> None:
+    def rounds(*rates: float) -> dict[str, list[float]]:
+        return {"requests_per_s": [*rates], "request_cpu_us": [1e6 / rate for rate in rates]}
+
+    samples = {"untraced": rounds(100, 200), "at_1": rounds(97, 194), "at_100": rounds(79, 158)}
+    one, every = judge_traces(samples)
+    assert (one.measured, one.met) == (pytest.approx(0.97), True)
+    assert (every.measured, every.met, every.by_cpu) == (pytest.approx(0.79), False, pytest.approx(0.79))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_measurement_of_traces_in_short() -> None:
+    argv = [sys.executable, "-m", "bench.overhead", "--traces", "--quick", "--no-wrk"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "requests_per_s at_100, times untraced" in done.stdout
 
 
 @pytest.mark.slow

@@ -60,8 +60,9 @@ def test_they_have_what_was_built_for_them(name: str) -> None:
     assert ("COPY", f"--from=build-{name} /opt/signalbox /opt/signalbox") in stages()[name]
     install = last(stages()[f"build-{name}"], "RUN")
     wanted = re.search(r"\.\[([a-z,]+)\]", install)
-    assert (wanted[1].split(",") if wanted else []) == ([] if name == "slim" else [name])
-    assert not wanted or set(wanted[1].split(",")) <= SETTINGS["project"]["optional-dependencies"].keys()
+    assert wanted is not None
+    assert wanted[1].split(",") == ["otlp"] + ([] if name == "slim" else [name]), "traces go to Jaeger over gRPC"
+    assert set(wanted[1].split(",")) <= SETTINGS["project"]["optional-dependencies"].keys()
     constraints = re.search(r"--constraint (\S+)", install)
     assert constraints is not None
     assert (ROOT / constraints[1]).exists()
