@@ -5,7 +5,6 @@ so many models in three classes. The whole request, metrics always on, is measur
 """
 
 import argparse
-import asyncio
 import time
 from collections.abc import Callable
 from typing import cast
@@ -80,16 +79,12 @@ def measure(requests: int, models: int) -> Cost:
     )
 
 
-async def _main(requests: int, models: int) -> Cost:
-    return measure(requests, models)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--models", type=int, default=10)
     args = parser.parse_args(argv)
-    cost = asyncio.run(_main(args.requests, args.models))
+    cost = measure(args.requests, args.models)
     print(f"a streamed request's end  {cost.streamed_us:8.2f} us")
     print(f"an unstreamed one's       {cost.whole_us:8.2f} us")
     print(f"a turn                    {cost.turn_us:8.2f} us")

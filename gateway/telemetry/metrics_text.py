@@ -2,13 +2,15 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Sample
 
 from gateway.clock import now
 from gateway.queue.channel import StoreAway, StoreUnfit
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S = 1.0
 """Scrapes that come closer together share one look at the store."""
 
+T = TypeVar("T")
 Merged = dict[str, dict[tuple[str, ...], list[float]]]
 
 
@@ -101,7 +104,7 @@ def render(rows: Iterable[Row], accept: str) -> tuple[bytes, str]:
 def merge(rows: Iterable[Row]) -> Merged:
     """By name and labels, one series out of those of several processes."""
     merged: Merged = {}
-    for name, labels, values in rows:
+    for name, labels, values in _paused(rows, 20):
         series = merged.setdefault(name, {})
         known = series.get(labels)
         if known is None:
@@ -127,7 +130,25 @@ class _Families(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, family in BY_NAME.items():
             if series := self._merged.get(name):
-                yield _metric(family, series)
+                metric = _metric(family, series)
+                metric.samples = _Samples(metric.samples)
+                yield metric
+
+
+class _Samples(list[Sample]):
+    """What the library writes out one by one."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        return _paused(super().__iter__(), 50)
+
+
+def _paused(items: Iterable[T], every: int) -> Iterator[T]:
+    """The items, letting other threads run every so often: unasked the interpreter does so only each 5 ms, and for as
+    long the event loop would stand still."""
+    for nth, item in enumerate(items):
+        if nth % every == 0:
+            time.sleep(0)
+        yield item
 
 
 def _metric(family: Family, series: dict[tuple[str, ...], list[float]]) -> Metric:
@@ -142,7 +163,7 @@ def _metric(family: Family, series: dict[tuple[str, ...], list[float]]) -> Metri
             gauge.add_metric(labels, value)
         return gauge
     histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
-    for labels, values in series.items():
+    for labels, values in _paused(series.items(), 5):
         histogram.add_metric(labels, _buckets(family, values), values[-1])
     return histogram
 
