@@ -14,7 +14,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan_command.add_profile(commands.add_parser("profile", help="the shape of a workload"))
     plan_command.add_plan(commands.add_parser("plan", help="what engines carry of it"))
     args = parser.parse_args(argv)
-    code: int = args.command(args)
+    try:
+        code: int = args.command(args)
+    except KeyboardInterrupt:
+        return 130
     return code
 
 

@@ -93,6 +93,7 @@ def of(looks: Sequence[Samples], model: str) -> Live:
     come = _arrivals(looks, model)
     engines, without = _engines(last, model)
     classes = _classes(last, model, come.rate)
+    at_once = [_sum(look, "signalbox_live_requests") for look in looks]
     found = Profile(
         name=f"{model}, live",
         requests=int(sum(count for _, count in lengths["input"][0])),
@@ -102,6 +103,7 @@ def of(looks: Sequence[Samples], model: str) -> Live:
         together=0.0,
         arrivals=come,
         classes=classes,
+        at_once=(rounded(statistics.fmean(at_once)), max(at_once)),
         notes=(
             "lengths are from the buckets of histograms since the gateway's start, arrivals from requests that ended",
         ),

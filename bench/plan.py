@@ -94,8 +94,7 @@ def _need(capacity: Capacity, wanted: Wanted) -> Need:
 
 
 def _curve(model: Model) -> Curve:
-    top = 1.1 * min(model.full, model.seats)
-    rates = [top * (i + 1) / CURVE for i in range(CURVE)]
+    rates = [min(model.full, model.seats) * (i + 1) / CURVE for i in range(CURVE)]
     return Curve(
         rates=tuple(map(rounded, rates)),
         attained=tuple(rounded(model.attained(rate)) for rate in rates),

@@ -45,6 +45,8 @@ def _profile_body(found: Profile, rows: Sequence[Row]) -> Iterable[str]:
         yield f"<p>{come.rate:.3g} requests/s, variation of gaps {come.gap_cv:.2f}.</p>"
         lines = [(f"{name} s", (f"{come.peak[name]:.3g}", f"{come.dispersion[name]:.3g}")) for name in come.peak]
         yield grid("Bursts", "window", ("most requests/s", "variance of counts / mean (Poisson: 1)"), lines)
+    if found.at_once is not None:
+        yield f"<p>{found.at_once[0]:.3g} requests at once, at most {found.at_once[1]:.0f} (of all models).</p>"
     if found.reuse is not None:
         yield f"<p>{found.reuse:.0%} of prompt blocks came before (a cache that never forgets).</p>"
     for word, groups in (("tenant", found.tenants), ("class", found.classes)):

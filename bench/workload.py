@@ -48,7 +48,8 @@ class Group(Struct, frozen=True):
 
 class Profile(Struct, frozen=True, kw_only=True):
     """A workload. `together` is the correlation of prompt and answer; `reuse` the part of prompt blocks that came
-    before, None where the trace does not tell; `fairness` Jain's index of the tenants' rates, 1 is equal."""
+    before, None where the trace does not tell; `fairness` Jain's index of the tenants' rates, 1 is equal. `at_once` are
+    the requests that a running gateway had, mean and most."""
 
     name: str
     requests: int
@@ -61,6 +62,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     tenants: tuple[Group, ...] = ()
     classes: tuple[Group, ...] = ()
     fairness: float | None = None
+    at_once: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -169,6 +171,8 @@ def text(found: Profile) -> str:
         values = (one.mean, one.p50, one.p90, one.p99, one.largest)
         lines.append(f"{name:12}" + "".join(f"{value:9.0f}" for value in values))
     lines.append(f"correlation of prompt and answer {found.together:.2f}")
+    if found.at_once is not None:
+        lines.append(f"at once     {found.at_once[0]:.3g} requests, at most {found.at_once[1]:.0f} (of all models)")
     if found.reuse is not None:
         lines.append(f"{found.reuse:.0%} of prompt blocks came before (a cache that never forgets)")
     for word, groups in (("tenant", found.tenants), ("class", found.classes)):

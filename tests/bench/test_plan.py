@@ -172,6 +172,9 @@ async def test_what_a_running_gateway_tells() -> None:
     assert live.profile.requests >= 80
     assert live.profile.arrivals is not None
     assert live.profile.arrivals.rate > 0
+    assert live.profile.at_once is not None
+    assert 0 <= live.profile.at_once[0] <= live.profile.at_once[1] <= 4
+    assert "at once" in workload.text(live.profile)
     assert live.profile.output.mean == pytest.approx(29, rel=0.25)
     assert [group.name for group in live.profile.classes] == ["standard"]
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from backends.protocol import PATHS, Kind
+from bench import agreement
 from tests.engines.asking import CHAT, LONG, MESSAGES, SCHEMA, events, joined, scrub, server_answer, shaped
 from tests.engines.conftest import FLAGS, START_S, TOOLS
 from tests.engines.test_orphan import alive
@@ -104,6 +105,18 @@ async def test_same_answer_through_the_gateway(case: str, gateway: Gateway, serv
         assert joined(events(data)) == joined(theirs)
     else:
         assert scrub(json.loads(data)) == theirs
+
+
+def test_vllms_own_bench_measures_the_same(
+    gateway: Gateway, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some hundred requests on a busy machine: what is left between the two is chance, so this is no close look."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = ["--url", gateway.url, "--model", "tiny", "--tokenizer", str(tiny), "--rate", "3", "--requests", "120"]
+    code = agreement.main([*words, "--output", "20", "--goodput", "ttft:30000", "tpot:10000", "--within", "0.35"])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert len(said.splitlines()) == 9
 
 
 @pytest.mark.parametrize("case", BETTER)
