@@ -21,6 +21,7 @@ _FAULTS_OF_CLIENTS = frozenset(
         Reason.FORBIDDEN,
         Reason.UNKNOWN_MODEL,
         Reason.TOO_LARGE,
+        Reason.TOO_SLOW,
         Reason.UNSUPPORTED_MEDIA_TYPE,
     }
 )

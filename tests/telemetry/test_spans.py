@@ -3,7 +3,8 @@
 import itertools
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from backends.protocol import Usage
 from gateway.telemetry import spans
 from gateway.telemetry.context import MOST_STATE_BYTES, Sampler
 from gateway.telemetry.protobuf import (
@@ -26,7 +28,7 @@ from gateway.telemetry.protobuf import (
     varint,
     whole_attribute,
 )
-from gateway.telemetry.traces import Budget
+from gateway.telemetry.traces import Budget, late
 from tests.support.collector import plain
 
 VALID = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -151,3 +153,30 @@ def test_a_budget_lets_so_many_a_second_through() -> None:
     assert sum(took[:10]) == 5
     assert 5 <= sum(took[10:]) <= 6
     assert not Budget(0.0).take(1.0)
+
+
+def answered(**changes: float) -> Any:
+    """An exchange that got its first token after 1 s and its eleventh and last after 2 s."""
+    due = {"first_by": 0.0, "end_by": 0.0, "tpot_ms": 0} | changes
+    usage = Usage(5, 11)
+    return SimpleNamespace(job=SimpleNamespace(**due), started_at=1.0, ended_at=2.0, usage_so_far=lambda: usage)
+
+
+@pytest.mark.parametrize(
+    ("due", "missed"),
+    [
+        ({}, False),
+        ({"first_by": 1.0}, False),
+        ({"first_by": 0.999}, True),
+        ({"end_by": 2.0}, False),
+        ({"end_by": 1.999}, True),
+        ({"tpot_ms": 100}, False),
+        ({"tpot_ms": 99}, True),
+    ],
+)
+def test_slow_is_what_missed_an_objective(due: dict[str, float], missed: bool) -> None:
+    assert late(answered(**due)) is missed
+
+
+def test_who_asked_for_nothing_was_not_late() -> None:
+    assert not late(SimpleNamespace(job=None))  # type: ignore[arg-type]
