@@ -105,3 +105,14 @@ def _engines() -> tuple[type, ...]:
     from gateway.config import Engine
 
     return typing.get_args(Engine)
+
+
+def test_every_failure_in_the_table_has_its_tests() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.partition("## When something fails")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "faults").glob("test_*.py"))
+    named = {row.split("|")[1].strip(): re.findall(r"`(test_\w+)`", row.split("|")[-2]) for row in rows}
+    assert len(named) > 15
+    assert [row for row, tests in named.items() if not tests] == []
+    assert [one for tests in named.values() for one in tests if f"def {one}(" not in code] == []

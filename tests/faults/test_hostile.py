@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from tests.http.test_cancel_many import resident_bytes
+from tests.faults.test_cancel_many import resident_bytes
 from tests.support.quiet import held, zero
 from tests.support.site import POOL, Site, running
 from tests.support.wire import Answer, Wire, chat_body, request, wire
