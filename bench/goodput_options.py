@@ -16,6 +16,11 @@ from bench.target import PATHS, Target
 URL = "http://127.0.0.1:8080"
 KEY_ENV = "SIGNALBOX_API_KEY"
 REQUESTS = 1_000
+TRACE = "azure-chat"
+IN_MIX: dict[str, Any] = {
+    "trace": TRACE, "part": "all", "cv": None, "goodput": [], "classes": [], "leave": 0.0, "max_tokens": 0,
+}  # fmt: skip
+"""Options that a source has of its own, and what they are where nobody gave them."""
 
 
 class OptionError(Exception):
@@ -69,7 +74,7 @@ def _add_target(group: "argparse._ArgumentGroup") -> None:
 def _add_load(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     shipped = ", ".join(traces.SHIPPED)
-    add("--trace", default="azure-chat", help=f"a CSV or JSON-lines file, or {shipped}; azure-chat if not given")
+    add("--trace", default=TRACE, help=f"a CSV or JSON-lines file, or {shipped}; {TRACE} if not given")
     add("--mix", metavar="FILE", type=Path, help="in place of a trace: TOML with a [[source]] for each kind of request")
     add("--part", choices=("all", "fit", "report"), default="all", help="all rows, the first 60 %%, or the last 40 %%")
     add("--rate", metavar="R", type=float, nargs="+", help="requests/s; several are run one after the other")
@@ -130,7 +135,7 @@ def wish(args: argparse.Namespace) -> Wish:
     ):
         if getattr(args, name) < least:
             raise OptionError(f"--{name.replace('_', '-')} must be {least} or more, not {getattr(args, name)}")
-    sources = _mixed(args.mix) if args.mix else (_single(args),)
+    sources = _mixed(args) if args.mix else (_single(args),)
     for source in sources:
         trace_of(source)
     return Wish(
@@ -171,7 +176,12 @@ def _named(text: str) -> str:
     return f"--{path.rstrip('`').split('[')[0].replace('_', '-')}: {what}" if path else what
 
 
-def _mixed(file: Path) -> tuple[Source, ...]:
+def _mixed(args: argparse.Namespace) -> tuple[Source, ...]:
+    for name, nothing in IN_MIX.items():
+        if getattr(args, name) != nothing:
+            option = "class" if name == "classes" else name.replace("_", "-")
+            raise OptionError(f"--{option}: with --mix it is said in the file, for each source")
+    file: Path = args.mix
     try:
         return msgspec.toml.decode(file.read_bytes(), type=Mix).sources
     except OSError as error:
@@ -207,7 +217,6 @@ def target(args: argparse.Namespace) -> Target:
         keys=keys,
         tell=args.tell,
         deadline_ms=args.deadline_ms,
-        exact=not args.max_tokens,
         extra=extra,
         retries=args.retries,
         patience_s=args.patience_s,

@@ -14,13 +14,13 @@ from msgspec import Struct
 from bench.arrivals import Source, planned
 from bench.goodput import Record
 from bench.prompts import Words
-from bench.replay_worker import Health, Part, Told
+from bench.replay_worker import READY, Health, Part, Told
 from bench.sim_metrics import quantile
 from bench.target import Target
 
 TOKENS_PER_PROCESS = 6_000.0  # chunks/s that one process reads without being pressed
 REQUESTS_PER_PROCESS = 300.0
-LEAD_S = 1.0  # for the processes to start, and a quarter of a second for each
+LEAD_S = 0.2  # from when all processes are ready to the begin
 LINE_BYTES = 64 * 1024 * 1024
 LATE_MS = 20.0  # 99th percentile, above which the generator held the requests up
 BUSY = 0.9  # of a core: the same
@@ -89,7 +89,6 @@ async def replay(plan: Plan, watch: Watcher = lambda sight: None) -> Replayed:
             f"no request falls into {plan.span_s:.3g} s at {plan.rate:g} requests/s with seed {plan.seed}"
         )
     count = plan.processes or fitting(plan.rate, statistics.fmean(one.output_tokens for one in whole))
-    begin_s = time.perf_counter() + LEAD_S + 0.25 * count
     sight, sent = Sight(len(whole)), [0] * count
     records: list[Record] = []
 
@@ -102,10 +101,11 @@ async def replay(plan: Plan, watch: Watcher = lambda sight: None) -> Replayed:
 
         return hear
 
+    start = Start(count)
     try:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_process(_part(plan, index, count, begin_s), hearer(index))) for index in range(count)
+                group.create_task(_process(_part(plan, index, count), start, hearer(index))) for index in range(count)
             ]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -136,7 +136,7 @@ def generator(records: list[Record], healths: list[Health]) -> Generator:
     )  # fmt: skip
 
 
-def _part(plan: Plan, index: int, count: int, begin_s: float) -> Part:
+def _part(plan: Plan, index: int, count: int) -> Part:
     return Part(
         target=plan.target,
         sources=plan.sources,
@@ -146,12 +146,29 @@ def _part(plan: Plan, index: int, count: int, begin_s: float) -> Part:
         seed=plan.seed,
         index=index,
         processes=count,
-        begin_s=begin_s,
         context_tokens=plan.context_tokens,
     )
 
 
-async def _process(part: Part, hear: Callable[[Told], None]) -> Health:
+class Start:
+    """One begin for all processes, once the last of them is ready."""
+
+    def __init__(self, processes: int) -> None:
+        self._missing = processes
+        self._begun = asyncio.Event()
+        self._begin_s = 0.0
+
+    async def ready(self) -> float:
+        """Wait for the others. Returns the begin, on time.perf_counter."""
+        self._missing -= 1
+        if not self._missing:
+            self._begin_s = time.perf_counter() + LEAD_S
+            self._begun.set()
+        await self._begun.wait()
+        return self._begin_s
+
+
+async def _process(part: Part, start: Start, hear: Callable[[Told], None]) -> Health:
     """One load process from its start to its end. Keys go through its standard input, never its arguments."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.replay_worker",
@@ -160,12 +177,13 @@ async def _process(part: Part, hear: Callable[[Told], None]) -> Health:
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     health: Health | None = None
     try:
-        process.stdin.write(msgspec.json.encode(part))
-        process.stdin.close()
-        async for line in process.stdout:
-            told = _told(line)
-            hear(told)
-            health = told.health
+        process.stdin.write(msgspec.json.encode(part) + b"\n")
+        if await process.stdout.readline() == READY:
+            process.stdin.write(b"%f\n" % await start.ready())
+            async for line in process.stdout:
+                told = _told(line)
+                hear(told)
+                health = told.health
         said = await process.stderr.read()
         code = await process.wait()
     finally:

@@ -1,5 +1,8 @@
-"""One process of a load generator: `python -m bench.replay_worker` reads a Part from standard input, sends its share
-of the requests on time, and writes what came of them as lines of JSON."""
+"""One process of a load generator: `python -m bench.replay_worker`.
+
+It reads a Part, one line of JSON, from standard input, says READY, reads the time of the begin, sends its share of the
+requests on time, and writes what came of them as lines of JSON.
+"""
 
 import asyncio
 import random
@@ -18,6 +21,7 @@ from bench.prompts import Words
 from bench.target import Target
 from bench.traces import BLOCK_TOKENS
 
+READY = b"ready\n"
 TELL_S = 0.2
 TICK_S = 0.05
 AHEAD_S = 0.25  # a prompt is made at most so long before it is sent
@@ -34,7 +38,6 @@ class Part(Struct, frozen=True, kw_only=True):
     seed: int
     index: int
     processes: int
-    begin_s: float  # on time.perf_counter, which all processes of a machine share
     context_tokens: int = 0
 
 
@@ -54,36 +57,36 @@ class Health(Struct):
 
 
 class Worker:
-    """The process at work."""
+    """The process at work. `begin_s` is on time.perf_counter, which all processes of a machine share."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
+        whole = planned(part.sources, part.rate, part.requests, part.seed, part.context_tokens)
+        self._mine = whole[part.index :: part.processes]
         self._sent = 0
         self._ended: list[Record] = []
         self._late_s: list[float] = []
         self._target = part.target
+        self._aims = {source.name: source.objective for source in part.sources}
         self._limits = {source.name: source.max_tokens for source in part.sources}
 
-    async def run(self) -> None:
-        part = self._part
-        mine = planned(part.sources, part.rate, part.requests, part.seed, part.context_tokens)
+    async def run(self, begin_s: float) -> None:
         pool = self._target.pool()
-        aims = {source.name: source.objective for source in part.sources}
-        asking = Asking(self._target, pool, aims, part.begin_s)
+        asking = Asking(self._target, pool, self._aims, begin_s)
         cpu_s = time.process_time()
         watch = asyncio.ensure_future(self._watch())
         try:
             async with asyncio.TaskGroup() as group:
-                for one in mine[part.index :: part.processes]:
-                    await _until(part.begin_s + one.at_s - AHEAD_S)
+                for one in self._mine:
+                    await _until(begin_s + one.at_s - AHEAD_S)
                     body = self._body(one)
-                    await _until(part.begin_s + one.at_s)
+                    await _until(begin_s + one.at_s)
                     self._sent += 1
                     group.create_task(self._one(asking, one, body))
         finally:
             watch.cancel()
             pool.close()
-        used_s = max(1e-9, time.perf_counter() - max(part.begin_s, 0.0))
+        used_s = max(1e-9, time.perf_counter() - begin_s)
         late = sorted(self._late_s) or [0.0]
         self._tell(Health((time.process_time() - cpu_s) / used_s, late[len(late) * 99 // 100] * 1000))
 
@@ -98,7 +101,8 @@ class Worker:
             text = words.shared(one.input_tokens, one.blocks, BLOCK_TOKENS, rng)
         else:
             text = words.prompt(one.input_tokens, rng)
-        return self._target.body(text, self._limits[one.source] or one.output_tokens)
+        limit = self._limits[one.source]
+        return self._target.body(text, limit or one.output_tokens, exact=not limit)
 
     async def _watch(self) -> None:
         """Tell what has ended, and see how late this loop comes."""
@@ -132,7 +136,11 @@ def more_files() -> None:
 
 def main() -> None:
     more_files()
-    uvloop.run(Worker(msgspec.json.decode(sys.stdin.buffer.read(), type=Part)).run())
+    worker = Worker(msgspec.json.decode(sys.stdin.buffer.readline(), type=Part))
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
+    if begin := sys.stdin.buffer.readline():
+        uvloop.run(worker.run(float(begin)))
 
 
 if __name__ == "__main__":

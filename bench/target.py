@@ -26,8 +26,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """Whom to ask, and how. `keys` are API keys by tenant, "" for requests of no tenant.
 
     With `tell` the objectives go along as `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-deadline-ms`; `deadline_ms` above 0
-    is one for all. `exact` asks for answers of exactly the planned length (`ignore_eos`, as vLLM, SGLang and others
-    have it). `extra` are further fields of the body. `patience_s` is until the first byte and between two.
+    is one for all. `extra` are further fields of the body. `patience_s` is until the first byte and between two.
     """
 
     url: str
@@ -36,7 +35,6 @@ class Target(Struct, frozen=True, kw_only=True):
     keys: dict[str, str] = field(default_factory=dict)
     tell: bool = False
     deadline_ms: int = 0
-    exact: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
     retries: int = 0
     patience_s: float = 600.0
@@ -62,11 +60,12 @@ class Target(Struct, frozen=True, kw_only=True):
             f"content-type: application/json\r\ncontent-length: {size}\r\n{bearer}{more}\r\n"
         ).encode()
 
-    def body(self, text: str, limit: int) -> bytes:
-        """A streamed request for an answer of at most, or exactly, `limit` tokens."""
+    def body(self, text: str, limit: int, *, exact: bool) -> bytes:
+        """A streamed request for an answer of at most `limit` tokens, or exactly as many (`ignore_eos`, as vLLM, SGLang
+        and others have it)."""
         fields: dict[str, Any] = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
         fields |= self._asks(text) | {"max_tokens": limit}
-        if self.exact:
+        if exact:
             fields |= {"ignore_eos": True}
         return msgspec.json.encode(fields | self.extra)
 

@@ -169,7 +169,9 @@ async def ask(site: Upstream, planned: Planned | None = None, **more: object) ->
     pool = target.pool()
     try:
         one = planned or Planned(0, 0.0, "s", "", "", 10, 5, float("inf"))
-        return await Asking(target, pool, AIMS, time.perf_counter()).run(one, target.body("Signal", one.output_tokens))
+        return await Asking(target, pool, AIMS, time.perf_counter()).run(
+            one, target.body("Signal", one.output_tokens, exact=True)
+        )
     finally:
         pool.close()
 

@@ -11,10 +11,13 @@ import pytest
 
 from bench import report, traces
 from bench.__main__ import main
+from bench.arrivals import Source
 from bench.goodput import Record
 from bench.goodput_options import add_arguments, wish
-from bench.replay import fitting, generator
+from bench.prompts import Words
+from bench.replay import Plan, ReplayError, fitting, generator, replay
 from bench.replay_worker import Health
+from bench.target import Target
 from tests.support.site import POOL, running
 from tests.support.upstream import Upstream
 
@@ -82,6 +85,28 @@ async def test_a_key_is_in_no_argument_and_no_report(tmp_path: Path, monkeypatch
     assert "sk-very" not in page.read_text() + err
 
 
+async def test_a_source_with_a_limit_lets_the_model_end_its_answers(tmp_path: Path) -> None:
+    mix, records = tmp_path / "mix.toml", tmp_path / "run.jsonl"
+    sources = [("ends", "max_tokens = 64"), ("exact", "")]
+    mix.write_text("".join(f'[[source]]\nname = "{name}"\ntrace = "azure-chat"\n{more}\n' for name, more in sources))
+    async with Upstream() as site:
+        site.apis = tuple(path for path in site.apis if path != "/tokenize")
+        more = ("--requests", "40", "--rate", "60", "--context", "512", "--quiet")
+        code, _, err = await bench(site.url, *more, "--mix", str(mix), "--records", str(records))
+        asked = [one.json() for one in site.generations if one.json().get("stream")]
+    assert code == 0, err
+    assert {(one["max_tokens"] == 64, "ignore_eos" in one) for one in asked} == {(True, False), (False, True)}
+    assert {json.loads(line)["source"] for line in records.read_text().splitlines()} == {"ends", "exact"}
+
+
+async def test_a_load_process_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.replay.sys.executable", "/bin/false")
+    source = Source(name="chat", trace="azure-chat")
+    plan = Plan(target=Target(url="http://127.0.0.1:9"), sources=(source,), words=Words((" a",), 3), rate=1, requests=5)
+    with pytest.raises(ReplayError, match="load process 0 ended with 1"):
+        await replay(plan)
+
+
 async def test_a_server_that_is_not_there_is_one_line() -> None:
     async with Upstream() as site:
         gone = site.url
@@ -108,6 +133,8 @@ async def test_a_server_that_is_not_there_is_one_line() -> None:
         (["--extra", "[]"], "--extra must be a JSON object"),
         (["--url", "nowhere"], "--url: 'nowhere' does not start with http://"),
         (["--mix", "/nowhere.toml"], "--mix: /nowhere.toml: No such file"),
+        (["--mix", "x.toml", "--goodput", "ttft:1"], "--goodput: with --mix it is said in the file"),
+        (["--mix", "x.toml", "--class", "a=1"], "--class: with --mix it is said in the file"),
     ],
 )
 def test_wrong_options_are_named(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
