@@ -74,9 +74,9 @@ class Sheet:
 
     def take_over(self) -> None:
         """Go on where the process before in this place ended: its counts stay, its gauges do not."""
-        for key, at, cells in self._entries():
+        for key, (name, *_), at, cells in self._entries():
             self._where[key] = at
-            if BY_NAME[_decode(key)[0]].kind is Kind.GAUGE:
+            if BY_NAME[name].kind is Kind.GAUGE:
                 self._doubles[at : at + cells] = array("d", [math.nan] * cells)
 
     def series(self, family: Family, *labels: str) -> Cells:
@@ -100,8 +100,7 @@ class Sheet:
 
     def rows(self) -> Iterator[Row]:
         """Everything in it; a series that comes up meanwhile may be missing."""
-        for key, at, cells in self._entries():
-            name, *labels = _decode(key)
+        for _, (name, *labels), at, cells in self._entries():
             yield Row(name, tuple(labels), [*self._doubles[at : at + cells]])
 
     def _add(self, key: bytes, cells: int) -> int:
@@ -120,12 +119,20 @@ class Sheet:
         self._ints[0] = end
         return at
 
-    def _entries(self) -> Iterator[tuple[bytes, int, int]]:
+    def _entries(self) -> Iterator[tuple[bytes, list[str], int, int]]:
+        """Key, name and labels, first cell and number of cells of each.
+
+        Those that this version does not know are passed over: a worker may have been started from a newer one.
+        """
         at, used = HEADER, self._ints[0]
         while at < used:
             cells, length = self._ints[at // 8], self._ints[at // 8 + 1]
             width = (length + 7) // 8 * 8
-            yield bytes(self._bytes[at + 16 : at + 16 + length]), (at + 16 + width) // 8, cells
+            key = bytes(self._bytes[at + 16 : at + 16 + length])
+            words = _decode(key)
+            family = BY_NAME.get(words[0])
+            if family is not None and family.cells == cells:
+                yield key, words, (at + 16 + width) // 8, cells
             at += 16 + width + 8 * cells
 
 

@@ -4,10 +4,11 @@ import math
 import multiprocessing
 import os
 
+import msgspec
 import pytest
 
 from gateway.telemetry.metrics_sheet import SIZE, STALE_S, Board, Sheet, new_file
-from gateway.telemetry.metrics_table import BY_NAME, FAMILIES, Kind, exposed
+from gateway.telemetry.metrics_table import BY_NAME, FAMILIES, Family, Kind, exposed
 
 REQUESTS, UP, TURNS = (BY_NAME[name] for name in ("signalbox_requests", "signalbox_store_up", "signalbox_turn_seconds"))
 
@@ -91,6 +92,20 @@ def test_a_full_sheet_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> N
     assert all(row.values == [1.0] for row in told)
     assert sheet.unrecorded == 100 - len(told)
     assert len(caplog.records) == 1
+
+
+def test_what_another_version_counts_is_passed_over() -> None:
+    fd = new_file()
+    other = Sheet(fd)
+    other.series(Family("signalbox_of_the_future", "What is to come."))[0] = 1
+    other.series(msgspec.structs.replace(TURNS, buckets=(1.0, 2.0)))[0] = 5
+    other.series(REQUESTS, "m", "c", "ok")[0] = 3
+    board = Board((fd,), 0)
+    board.own.series(TURNS)[0] += 2
+    assert found(board) == [
+        ("signalbox_requests", ("m", "c", "ok"), [3.0]),
+        ("signalbox_turn_seconds", (), [2.0, *[0.0] * (len(TURNS.buckets) + 1)]),
+    ]
 
 
 def test_memory_that_is_not_used_is_not_taken() -> None:
