@@ -61,6 +61,10 @@ class Running:
     def said(self) -> str:
         return self._log.read_text(errors="replace")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def check(self) -> None:
         """Raises Failed if it has ended."""
         if self._process.poll() is not None:
@@ -88,6 +92,11 @@ class Running:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def kill(self) -> None:
+        """At once."""
+        self._process.kill()
+        self._process.wait()
 
     def _pids(self, stores: bool) -> list[int]:
         parents = {pid: int(stat[1]) for pid in _all_pids() if (stat := _stat(pid))}
