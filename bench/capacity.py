@@ -167,15 +167,14 @@ class Model:
             return 0.0
         return math.prod(1 - missed(rate) for missed in (self.first_missed, self.pace_missed, self.total_missed))
 
+    def kept(self, missed: Missed, rate: float) -> float:
+        """The part of requests that make one objective at a mean rate."""
+        top = min(self.full, self.seats)
+        return sum(part * (1 - missed(rate * times)) for part, times in self._windows if rate * times < top)
+
     def _alone(self, missed: Missed) -> float:
         """The highest mean rate at which one objective by itself is attained."""
-        top = min(self.full, self.seats)
-
-        def kept(rate: float) -> float:
-            windows = ((part, rate * times) for part, times in self._windows)
-            return sum(part * (1 - missed(at)) for part, at in windows if at < top)
-
-        return search(lambda at: kept(at) >= self.level, top)
+        return search(lambda at: self.kept(missed, at) >= self.level, min(self.full, self.seats))
 
     # in all
 

@@ -98,8 +98,8 @@ def _curve(model: Model) -> Curve:
     return Curve(
         rates=tuple(map(rounded, rates)),
         attained=tuple(rounded(model.attained(rate)) for rate in rates),
-        ttft=tuple(rounded(1 - model.first_missed(rate)) for rate in rates),
-        tpot=tuple(rounded(1 - model.pace_missed(rate)) for rate in rates),
+        ttft=tuple(rounded(model.kept(model.first_missed, rate)) for rate in rates),
+        tpot=tuple(rounded(model.kept(model.pace_missed, rate)) for rate in rates),
         step_ms=tuple(rounded(1000 * model.step_s(rate)) for rate in rates),
         running=tuple(rounded(model.running(rate)) for rate in rates),
     )

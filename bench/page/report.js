@@ -37,6 +37,7 @@
         ctx.save();
         ctx.strokeStyle = ctx.fillStyle = css("--soft");
         ctx.setLineDash([4, 4]);
+        ctx.textAlign = "left";
         ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
         for (const { at, label } of lines) {
           const x = plot.valToPos(at, "x", true);
