@@ -147,6 +147,8 @@ async def test_where_the_local_store_is_gone_too_requests_are_refused(
     queue = await join(own_server, on_loss="local")
     queue.declare(pool(0))
     waiting = queue.submit(ticket())
+    await until(lambda: queue.joined)
+    await told(queue)
     local = queue._embedded
     assert local is not None
     assert local.pid is not None
