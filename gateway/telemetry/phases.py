@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 _ENGINES_FAULT = frozenset({Reason.ENGINE_ERROR, Reason.ENGINE_LOST, Reason.NO_BACKEND})
 
-
 BEFORE_QUEUE = ("validate", "admit")
 _ATTEMPT = ("queue", "prefill")
 _STARTED = ("queue", "prefill", "decode")
@@ -20,8 +19,8 @@ _ANSWERED = BEFORE_QUEUE + _STARTED
 def phases(x: "Exchange") -> tuple[tuple[str, ...], list[float]]:
     """The names of the phases of an exchange that has ended, in order, and the n + 1 times at which they meet.
 
-    Times are seconds of the loop's clock; the first is the request's first byte, the last its end (see `end_of`). The
-    nth attempt has the nth `queue` and `prefill`.
+    Times are seconds of the loop's clock; the first is the request's first byte, the last the end of its answer, or of
+    its engine's work where that had to be stopped. The nth attempt has the nth `queue` and `prefill`.
     """
     if x.started_at and not x.failed and not x.stopped_at:
         times = [x.received_at, x.asked_at, x.submitted_at, x.granted_at, x.started_at, x.ended_at]
@@ -54,11 +53,6 @@ def phases(x: "Exchange") -> tuple[tuple[str, ...], list[float]]:
 def was_stopped(x: "Exchange") -> bool:
     """Whether an engine that was at work for it had to be told to stop."""
     return bool(x.stopped_at) and (x.refusal is None or x.refusal.reason not in _ENGINES_FAULT)
-
-
-def end_of(x: "Exchange") -> float:
-    """When the last of it was over: the answer, or after it the engine's work."""
-    return x.stopped_at if was_stopped(x) else x.ended_at
 
 
 def faulty(x: "Exchange") -> bool:
