@@ -144,11 +144,15 @@ class Turns:
             return link
         try:
             async with asyncio.timeout(None) as self._connecting:
-                return await Link.connect(self.target, self._prefix)
+                link = await Link.connect(self.target, self._prefix)
         except TimeoutError:
             raise StoreAway("the store has moved") from None
         finally:
             self._connecting = None
+        if self._leaving:  # told so when it was just there
+            await link.aclose()
+            raise StoreAway("the store has moved")
+        return link
 
     async def _serve(self, link: Link) -> None:
         while not self._done():

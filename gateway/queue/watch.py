@@ -77,7 +77,7 @@ class Fallback:
 
     @property
     def peers(self) -> int:
-        return max(self._counts)
+        return max(1, *self._counts)
 
     def leave(self) -> bool:
         """For the turns: the store is lost. -> whether there is another one to go on with."""
@@ -142,7 +142,8 @@ class Fallback:
                 finally:
                     await channel.close()
         except (StoreUnfit, redis.exceptions.RedisError, *GONE) as error:
-            log.error("the local store can't take over: %s", str(error) or "no answer")  # noqa: TRY400 its text is for the operator
+            why = str(error) or "no answer"
+            log.error("the local store can't take over: %s", why)  # noqa: TRY400 it is for the operator
             return False
         self._at = _At.LOCAL
         self._book.parts = self.peers

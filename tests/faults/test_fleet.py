@@ -74,6 +74,7 @@ async def test_kill_9_with_500_live_requests_frees_them_all(server: StoreServer,
         assert await asyncio.gather(*waiting) == [(200, "whole")] * 20
         await until(lambda: not tickets(server))
         freed_s = loop.time() - began
+        print(f"freed after {freed_s:.1f} s")
         assert freed_s < FREED_S + SLACK_S
         assert set(await asyncio.gather(*doomed)) <= {(0, ""), (200, "broken")}
         check(server)

@@ -3,13 +3,17 @@
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from gateway.queue import embedded, turns, watch
+from gateway.queue.book import Book
 from gateway.queue.client import BackendShare, Queue, Store, StoreUnfit
 from gateway.queue.place import Phase
+from gateway.queue.session import Session
 from gateway.queue.share import backend_event, part, tenant_event
+from gateway.queue.target import Target
 from gateway.supervisor import Supervisor
 from policies.quota import TenantLimits
 from policies.reasons import Reason
@@ -38,6 +42,17 @@ async def two(store: StoreServer, join: Join, *limits: int) -> list[Queue]:
         queue.declare(pool(*limits))
     await until(lambda: all(queue._fallback is not None and queue._fallback.peers == 2 for queue in queues))
     return queues
+
+
+def test_an_empty_store_shares_with_nobody() -> None:
+    store, shared = SimpleNamespace(url="unix:///nowhere"), Target("unix:///nowhere", "signalbox")
+    session = Session(Book(1), "x")
+    alone = watch.Fallback(store, shared, turns.Turns(session, shared, ""), session.book)  # type: ignore[arg-type]
+    for count in (3, *(0 for _ in range(watch.COUNTS - 1))):
+        alone._counts.append(count)
+        assert alone.peers == 3
+    alone._counts.append(0)
+    assert alone.peers == 1
 
 
 def held(queue: Queue) -> int:
