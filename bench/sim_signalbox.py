@@ -5,6 +5,7 @@ passed.
 """
 
 import math
+import random
 
 from msgspec import Struct
 
@@ -19,11 +20,13 @@ from policies.kv import Deviations
 from policies.lengths import Kind, Lengths, Outlook
 from policies.order import Order
 from policies.quota import TenantLimits
+from policies.reasons import Reason
 from policies.steptime import START, Coefficients, StepModel
 from policies.types import ServiceClass, Ticket
 
 MODEL = "m"
 ORDER = Order()
+MOST_JITTER = 1.25  # on top of the time that a refused client is told, as in `gateway.http.errors`
 CONFIGURED_RATE = 8000  # prompt tokens/s until step times are known, as in `gateway.pool`
 NO_DEADLINE_MS = 3_600_000
 PROGRESS_TOKENS = 16  # between two words on what a lease is expected to hold
@@ -167,6 +170,7 @@ class Gateway:
         self._numbers: dict[int, int] = {}
         self._shares: tuple[BackendShare, ...] = ()
         self._declare_ms = 0.0
+        self._jitter = random.Random(0)
         process.settled = self._settled
 
     def declare(self) -> None:
@@ -230,7 +234,8 @@ class Gateway:
             del self._places[number], self._numbers[call.number]
             refusal = place.refusal
             assert refusal is not None
-            self._site.refuse(call, refusal.reason, refusal.retry_after_s * 1000)
+            spread = 1.0 if refusal.reason is Reason.RATE_LIMITED else self._jitter.uniform(1.0, MOST_JITTER)
+            self._site.refuse(call, refusal.reason, refusal.retry_after_s * 1000 * spread)
 
 
 class Signalbox:

@@ -22,10 +22,11 @@ from typing import Any
 from bench import sim_metrics
 from bench.sim_defences import wrong
 from bench.sim_lab import STRATEGIES, SWEEPS, Lab
+from bench.sim_returns import returns
 from bench.sim_store import Store
 from bench.sim_studies import STUDIES, Study
 
-ALL_STUDIES: dict[str, Study] = STUDIES | {"wrong": wrong}
+ALL_STUDIES: dict[str, Study] = STUDIES | {"wrong": wrong, "returns": returns}
 SCENARIOS = (*SWEEPS, *ALL_STUDIES)
 
 

@@ -51,7 +51,7 @@ def settled(counter: int, charged: int, truth: int, virtual: int) -> int:
     """The counter after a request that was charged `charged` turned out to be `truth`.
 
     No refund takes it below `virtual`, the class's time, where a tenant that comes back from idleness would start;
-    unless it is there already.
+    unless it is there already. (What it may not take off pays for up to half of each of the next charges.)
     """
     after = counter + truth - charged
     return after if after >= counter else max(after, min(counter, virtual))

@@ -296,7 +296,7 @@ def test_refusing_early_keeps_what_was_promised(name: str, store: Store) -> None
 @pytest.mark.parametrize("name", sorted(virtual.ALL_STUDIES))
 def test_every_study_runs(name: str, store: Store) -> None:
     lab = Lab(store, requests=60, seeds=1)
-    lab.rates = {"overload": 3.25, "bursts": 3.5, "noisy": 4.0, "kv": 0.6}
+    lab.rates = {"overload": 3.25, "bursts": 3.5, "noisy": 4.0, "kv": 0.6, "chat": 4.5}
     found = virtual.ALL_STUDIES[name](lab)
     assert all(found.values())
     virtual.show({name: found})

@@ -15,7 +15,7 @@ UNCACHED, _VARIANCE, _HIGH, PREFILL_PRICE, OUTPUT_PRICE, SPREAD, FLIGHT, _BILL, 
 B_NAME, B_OPEN, B_LIMIT, _RATE, B_KV_LIMIT, B_CHUNK = range(6)
 B_RUNNING, B_PREFILL, B_KV, B_SPREAD, B_PROMPTS, B_TPOTS = range(6, 12)
 LEDGERS = slice(6, 11)
-A_COUNTER, A_WAITING, A_TOKENS, A_WEIGHT, A_LEASES, A_PARKED = range(6)
+A_COUNTER, A_WAITING, A_TOKENS, A_WEIGHT, A_LEASES, A_PARKED, A_BACK, A_CREDIT = range(8)
 WINDOW_SLOTS = 13
 
 decode = msgspec.msgpack.decode
@@ -149,7 +149,7 @@ def check_accounts(server: StoreServer, pool: str, mine: Tickets) -> None:
     assert {k: [a[A_WAITING], a[A_TOKENS], a[A_LEASES]] for k, a in found.items() if a[A_WAITING] or a[A_LEASES]} == {
         k: v for k, v in expected.items() if v[0] or v[2]
     }
-    assert all(a[A_COUNTER] >= 0 for a in found.values())
+    assert all(min(a[A_COUNTER], a[A_BACK], a[A_CREDIT]) >= 0 for a in found.values())
 
 
 def check_limits(server: StoreServer, found: Tickets) -> None:

@@ -171,9 +171,32 @@ def test_a_refund_does_not_go_below_the_classs_time(pair: Pair, server: StoreSer
     a.submit(ticket(tenant="x", waits_ms=10**9))
     a.settle()
     first.end(0, ran=True)
-    a.turn()  # a place for x, which is charged 200 for it
-    assert ledgers.accounts(server, "m")[1, "x"][ledgers.A_COUNTER] == virtual + 200
+    a.turn()  # a place for x, of whose charge of 200 the refund pays half
+    account = ledgers.accounts(server, "m")[1, "x"]
+    assert account[ledgers.A_COUNTER] == virtual + 100
+    assert account[ledgers.A_CREDIT] == 20_000 - (20_100 - virtual) - 100
     check(server)
+
+
+def test_what_a_refund_may_not_take_off_is_not_kept_over_idleness(pair: Pair, server: StoreServer) -> None:
+    a, _ = pair
+    a.declare(pool(2))
+    first = a.submit(ticket(tenant="x", output_tokens=10_000))
+    others = [a.submit(ticket(tenant="y", waits_ms=10**9)) for _ in range(10)]
+    a.settle()
+    for place in others[:5]:
+        place.end(50, ran=True)
+        a.settle()
+    mine = a.submit(ticket(tenant="x", waits_ms=10**9))
+    a.settle()
+    first.end(0, ran=True)
+    a.turn()
+    assert ledgers.accounts(server, "m")[1, "x"][ledgers.A_CREDIT] > 0
+    mine.end(50, ran=True)
+    a.settle()
+    a.submit(ticket(tenant="x", waits_ms=10**9))
+    a.settle()
+    assert ledgers.accounts(server, "m")[1, "x"][ledgers.A_CREDIT] == 0
 
 
 def test_a_lower_class_gets_its_floor_and_no_more(pair: Pair) -> None:

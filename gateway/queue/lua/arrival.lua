@@ -9,7 +9,7 @@ local SIZES = 1024 -- arrivals after which the guard's counts are halved
 local PRIOR = 4 -- arrivals that the guard takes for granted of each size
 local RETEST_MS, RETESTED = 100, 16 -- between two looks at what waits, and tickets looked at
 local DOUBT = 0.2 -- part of the predicted time by which a waiting ticket must be late: predictions waver
-local LEAST_MS, MOST_MS = 1000, 60000 -- bounds of a retry time that is only a guess
+local LEAST_MS = 1000 -- of a retry time that is only a guess
 
 -- the pool's sums, or those of the few backends that a ticket may have
 local function sums_for(P, t)
@@ -140,7 +140,7 @@ local function turn_away(P, process, number, t, who, ms, word)
   drop(process, number)
   refund(t)
   count_size(P, t[UNCACHED], 0, 1)
-  tell(process, number, REFUSE, word or 'deadline_unreachable', ms, quota_of(t))
+  tell(process, number, REFUSE, word or 'deadline_unreachable', back_ms(P, t, ms), quota_of(t))
 end
 
 -- by how many milliseconds the last of the line would be late with this one ahead of it; the last itself
@@ -170,17 +170,16 @@ local function admit(P, t)
   end
   if over <= 0 and n < A[A_WAITING] then over = last_late_by(P, t, A, line) end
   if over <= 0 then return nil end
-  local ms = over < huge and ceil(over) or MOST_MS
   if largest and most > t[UNCACHED] and not spared(P, most) and own_late_by(P, t, A, own - most, n - 1) <= 0 then
     local process, number = largest:match('^(.*):(%d+)|%d+$')
     local victim = ticket(process, number)
     if victim and young(victim) then
-      turn_away(P, process, number, victim, largest, ms)
+      turn_away(P, process, number, victim, largest, over)
       return nil
     end
   end
   count_size(P, t[UNCACHED], 0, 1)
-  return ms
+  return over
 end
 
 -- the first of one line, in order: who will be late goes
@@ -191,9 +190,9 @@ local function retest_line(P, rank, name)
     local t = ticket(process, number)
     if t and t[STATE] == WAITING and now <= t[DEADLINE] then
       local over, first = own_late_by(P, t, A, own, n)
-      if overdue(P, t) then turn_away(P, process, number, t, who, back_ms(class(P, rank)), 'overloaded')
+      if overdue(P, t) then turn_away(P, process, number, t, who, left_ms(class(P, rank)), 'overloaded')
       elseif over > first * DOUBT then
-        turn_away(P, process, number, t, who, over < huge and ceil(over) or MOST_MS)
+        turn_away(P, process, number, t, who, over)
       else
         own, n = own + t[UNCACHED], n + 1
       end
@@ -215,6 +214,4 @@ local function retest(P)
 end
 
 -- milliseconds until what waits is through, a guess
-local function drain_ms(P, t, tokens, requests)
-  return ceil(min(max(wait_ms(P, t, tokens, requests), LEAST_MS), MOST_MS))
-end
+local function drain_ms(P, t, tokens, requests) return max(wait_ms(P, t, tokens, requests), LEAST_MS) end

@@ -47,7 +47,7 @@ local function try(P, rank, name, who, first)
     return true
   end
   if now > t[DEADLINE] then refuse(P, process, number, t, 'expired'); return true end
-  if overdue(P, t) then refuse(P, process, number, t, 'overloaded', back_ms(class(P, rank))); return true end
+  if overdue(P, t) then refuse(P, process, number, t, 'overloaded', back_ms(P, t, left_ms(class(P, rank)))); return true end
   if not possible(P, t) then refuse(P, process, number, t, 'no_backend', 1000); return true end
   local T = tenant(name)
   if capped(T, t) then
@@ -65,7 +65,7 @@ local function try(P, rank, name, who, first)
     return true
   end
   if late(P, t) then
-    refuse(P, process, number, t, 'deadline_unreachable', max(1, ceil(min(late_by(P, t, 0, 0), MOST_MS))))
+    refuse(P, process, number, t, 'deadline_unreachable', back_ms(P, t, (late_by(P, t, 0, 0))))
     return true
   end
   P.failed[#P.failed + 1] = {process, number, t}

@@ -59,13 +59,13 @@ end
 
 -- -> word, ms, milliseconds: why a ticket may not even wait
 local function unwanted(P, t, T)
-  if P.waiting >= P.max_queued then return 'queue_full', drain_ms(P, t, 0, P.waiting / 2) end
+  if P.waiting >= P.max_queued then return 'queue_full', back_ms(P, t, drain_ms(P, t, 0, P.waiting / 2)) end
   if T and T.most_queued > 0 and T.queued >= T.most_queued then
     local A = account(P, t[RANK], t[TENANT])
-    return 'queue_full', drain_ms(P, t, A[A_TOKENS], A[A_WAITING])
+    return 'queue_full', back_ms(P, t, drain_ms(P, t, A[A_TOKENS], A[A_WAITING]))
   end
   local ms = admit(P, t)
-  if ms then return 'deadline_unreachable', ms end
+  if ms then return 'deadline_unreachable', back_ms(P, t, ms) end
   ms = shed(P, t)
   return ms and 'overloaded', ms
 end

@@ -3,9 +3,12 @@
 --  queue was empty comes back at the class's virtual time at least: nobody saves up while idle. Weights are in the prices)
 -- A class: {waiting, uncached tokens waiting, virtual time, debt, backlogs by log2: {tokens,
 -- weights, tenants}, what its waits were (see shed)}; an account: {counter, waiting, uncached
--- tokens waiting, weight in the backlogs, leases, parked}.
+-- tokens waiting, weight in the backlogs, leases, parked, until when those who were refused are told to come, credit}.
+-- What a refund may not take off a counter is the tenant's credit while it has something waiting: it pays for up to half of
+-- its next charges, so that nobody is passed by for it.
 local C_WAITING, C_TOKENS, C_VIRTUAL, C_DEBT, C_BACKLOGS, C_WAITS = 1, 2, 3, 4, 5, 6
-local A_COUNTER, A_WAITING, A_TOKENS, A_WEIGHT, A_LEASES, A_PARKED = 1, 2, 3, 4, 5, 6
+local A_COUNTER, A_WAITING, A_TOKENS, A_WEIGHT, A_LEASES, A_PARKED, A_BACK, A_CREDIT = 1, 2, 3, 4, 5, 6, 7, 8
+local CREDITED = 0.5 -- part of a charge that refunds may pay for
 local MOST_CHARGE = 1e12 -- one ticket may not drown everybody's counters
 local FLOOR, WHOLE = 50, 1000 -- a lower class that waits is owed 50 of 1000 tokens that go ahead of it
 
@@ -20,7 +23,7 @@ local function account(P, rank, tenant)
   local A = P.accounts[id]
   if not A then
     local raw = call('HGET', prefix .. 'a:' .. P.name, id)
-    A = raw and unpack_msg(raw) or {0, 0, 0, 0, 0, 0}
+    A = raw and unpack_msg(raw) or {0, 0, 0, 0, 0, 0, 0, 0}
     P.accounts[id] = A
   end
   return A, id
@@ -74,14 +77,18 @@ local function weigh(P, rank, tenant, n, tokens, weight)
   return C, A
 end
 
-local function lift(C, A) A[A_COUNTER] = max(A[A_COUNTER], C[C_VIRTUAL]) end
+local function lift(C, A)
+  A[A_COUNTER], A[A_CREDIT] = max(A[A_COUNTER], C[C_VIRTUAL]), 0
+end
 
 -- a dispatch: the class's time moves to the tenant's, the tenant pays, and the classes below that wait are owed something
 local function pay(P, t)
   local rank = t[RANK]
   local C, A, id = class(P, rank), account(P, rank, t[TENANT])
   C[C_VIRTUAL] = max(C[C_VIRTUAL], A[A_COUNTER])
-  A[A_COUNTER] = A[A_COUNTER] + charge_of(t, t[OUTPUT], true)
+  local charge = charge_of(t, t[OUTPUT], true)
+  local less = min(A[A_CREDIT], floor(charge * CREDITED))
+  A[A_COUNTER], A[A_CREDIT] = A[A_COUNTER] + charge - less, A[A_CREDIT] - less
   P.moved[id] = A
   P.dirty = true
   local tokens, above = t[UNCACHED] + t[OUTPUT], false
@@ -101,7 +108,11 @@ local function settle(P, t, output, ran)
   local C, A, id = class(P, t[RANK]), account(P, t[RANK], t[TENANT])
   local counter = A[A_COUNTER]
   local truth = counter + charge_of(t, output, ran) - charge_of(t, t[OUTPUT], true)
-  if truth < counter then truth = max(truth, min(counter, C[C_VIRTUAL])) end
+  local least = min(counter, C[C_VIRTUAL])
+  if truth < least then
+    if A[A_WAITING] > 0 then A[A_CREDIT] = A[A_CREDIT] + least - truth; P.moved[id] = A end
+    truth = least
+  end
   if truth == counter then return end
   A[A_COUNTER] = truth
   P.moved[id] = A
@@ -119,7 +130,7 @@ end
 -- an idle account that is not ahead of its class says nothing: whoever comes back is lifted to there
 local function idle(P, id, A)
   local C = P.classes[tonumber(id:match('^%d+')) + 1]
-  return A[A_WAITING] == 0 and A[A_LEASES] == 0 and A[A_COUNTER] <= (C == 0 and 0 or C[C_VIRTUAL])
+  return A[A_WAITING] == 0 and A[A_LEASES] == 0 and A[A_BACK] <= now and A[A_COUNTER] <= (C == 0 and 0 or C[C_VIRTUAL])
 end
 
 local function flush_accounts()

@@ -11,7 +11,8 @@ local WHOLE_LEVEL, MOST_LEVEL = 1000, 950 -- some of a class always get in
 local TOO_LATE, CALM = 333, 50 -- of 1,000 that left: late ones with which a class begins to shed, and sheds less again
 local GAIN, EASE = 0.3, 0.8 -- of what is late in an interval, on top of the level; of the level, after a calm one
 local HURRY = 0.5 -- part of the target after which one is late while its class sheds
-local LONGEST_BACK_MS = 60000
+local LONGEST_BACK_MS = 90000 -- with jitter within the 120 s that SDKs obey
+local BACK_PART = 0.1 -- of the pool's pace, at which those who were refused are told to come again
 
 -- after an interval in which enough have left: more, less, or nothing to refuse. Without them, time heals
 local function judge(P, W)
@@ -66,19 +67,36 @@ local function level_of(P, rank)
   return level
 end
 
--- milliseconds until what waits in the class has left at the pace that was seen, a guess
-local function back_ms(C)
-  local pace = max(1, C[C_WAITS][W_PACE])
-  return ceil(min(max(C[C_WAITING] * 1e6 / pace, LEAST_EVERY_MS), LONGEST_BACK_MS))
+-- the weights of all tenants of a class with something waiting, and of one more
+local function weights_of(C, A, weight)
+  local weights = A[A_TOKENS] == 0 and weight or 0
+  for _, part in pairs(C[C_BACKLOGS]) do weights = weights + part[2] end
+  return weights
 end
 
 -- has this tenant, with one more, at least its part of what waits in the class? Who asks for less is not the one to go
 local function crowds(C, A, weight)
-  local weights = 0
-  for _, part in pairs(C[C_BACKLOGS]) do weights = weights + part[2] end
-  if A[A_TOKENS] == 0 then weights = weights + weight end
-  return (A[A_WAITING] + 1) * weights >= (C[C_WAITING] + 1) * weight
+  return (A[A_WAITING] + 1) * weights_of(C, A, weight) >= (C[C_WAITING] + 1) * weight
 end
+
+-- when to come again, in milliseconds, for one who might in `ms`: those of a tenant one after the other, since all together
+-- would be refused again
+local function back_ms(P, t, ms)
+  local C, speed, weight = class(P, t[RANK]), sums_of(P)[S_SPEED], weight_of(t)
+  local A, id = account(P, t[RANK], t[TENANT])
+  ms = min(ms, LONGEST_BACK_MS)
+  if speed > 0 then
+    local at, tokens = max(now + ms, A[A_BACK]), t[UNCACHED] + t[OUTPUT] * t[OUTPUT_PRICE] / t[PREFILL_PRICE]
+    if at > now + LONGEST_BACK_MS then at = now + max(ms, LONGEST_BACK_MS / 2) end
+    A[A_BACK] = floor(at + tokens * 1000 / speed * weights_of(C, A, weight) / weight / BACK_PART)
+    P.moved[id], P.dirty = A, true
+    ms = at - now
+  end
+  return ceil(max(ms, 1))
+end
+
+-- milliseconds until what waits in the class has left at the pace that was seen, a guess
+local function left_ms(C) return max(C[C_WAITING] * 1e6 / max(1, C[C_WAITS][W_PACE]), LEAST_EVERY_MS) end
 
 -- must this arrival, which would have to wait, go? -> milliseconds until it may come again, or nil
 local function shed(P, t)
@@ -92,5 +110,5 @@ local function shed(P, t)
   P.dirty = true
   if W[W_SPREAD] < WHOLE_LEVEL then return nil end
   W[W_SPREAD] = W[W_SPREAD] - WHOLE_LEVEL
-  return back_ms(C)
+  return back_ms(P, t, left_ms(C))
 end

@@ -66,7 +66,7 @@ local function fetch(batch)
   for i, name in ipairs(owners) do read_tenant(name, raw[i]) end
   for P, list in pairs(ids) do
     raw = call('HMGET', prefix .. 'a:' .. P.name, unpack_list(list[1]))
-    for i, id in ipairs(list[1]) do P.accounts[id] = raw[i] and unpack_msg(raw[i]) or {0, 0, 0, 0, 0, 0} end
+    for i, id in ipairs(list[1]) do P.accounts[id] = raw[i] and unpack_msg(raw[i]) or {0, 0, 0, 0, 0, 0, 0, 0} end
   end
 end
 
