@@ -14,7 +14,7 @@ from gateway import clock
 from gateway.queue.advice import advise
 from gateway.queue.book import Book
 from gateway.queue.channel import GONE, StoreAway, StoreUnfit, ask
-from gateway.queue.embedded import Embedded
+from gateway.queue.embedded import Embedded, is_private
 from gateway.queue.keys import Keys
 from gateway.queue.link import Link, facts_of
 from gateway.queue.mailbox import Mailbox
@@ -157,13 +157,15 @@ class Queue:
 
         Raises StoreAway or StoreUnfit, which name the field.
         """
-        embedded = await _start_embedded(settings)
+        embedded, target = await _start_embedded(settings), None
         try:
             target = await asyncio.to_thread(settings.target, embedded if settings.url == "embedded" else None)
             await _try(target)
-            if settings.url != "embedded":
+            if not is_private(target.url):
                 await _advise(target)
         except BaseException:
+            if target:
+                await target.aclose()
             if embedded:
                 await embedded.aclose()
             raise

@@ -78,6 +78,11 @@ def clean_up_after_others() -> None:
             shutil.rmtree(home, ignore_errors=True)
 
 
+def is_private(url: str) -> bool:
+    """Whether this is the address of a store that a gateway started for itself, as its workers are told it."""
+    return pathlib.Path(url.removeprefix("unix://")).parent.name.startswith(PREFIX)
+
+
 class Embedded:
     """The server and its private directory (socket, log, and a lock that says the directory is in use).
 

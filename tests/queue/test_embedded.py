@@ -84,6 +84,18 @@ async def test_a_killed_store_comes_back_and_leases_live_on(supervisor: Supervis
     await queue.aclose()
 
 
+async def test_a_worker_gets_no_advice_on_its_parents_store(
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await Embedded.start()
+    try:
+        queue = await Queue.connect(Store(url=store.url), supervisor)
+        await queue.aclose()
+    finally:
+        await store.aclose()
+    assert not [record for record in caplog.records if "appendonly" in record.message]
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_store_dies_with_its_parent(how: signal.Signals, own_tmp: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
