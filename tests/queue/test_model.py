@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from gateway.queue.share import BackendShare, PoolShare
 from policies.quota import TenantLimits
 from policies.types import Ticket
 from tests.queue import ledgers
-from tests.queue.model import Model
+from tests.queue.model import Asked, Model
 from tests.queue.procs import KEYS, Clock, Process, load
 from tests.support.store import StoreServer
 
@@ -53,6 +53,7 @@ class Machine(RuleBasedStateMachine):
         self.flights: dict[str, tuple[int, int]] | None = None  # not known
         self.places: dict[str, dict[int, Place]] = {}
         self.seen: dict[str, dict[int, Phase]] = {}
+        self.firsts: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # deadlines by tenant and identity
         self.processes = [self.spawn() for _ in range(3)]
 
     def spawn(self) -> Process:
@@ -96,6 +97,7 @@ class Machine(RuleBasedStateMachine):
         cached=st.sampled_from([0, 0, 60, 100]),
         price=st.sampled_from([1, 2, 4]),
         target_ms=st.sampled_from([0, 100, 400, 5000]),
+        identity=st.sampled_from(["", "", "", "one", "two"]),
     )
     def submit(
         self, i: int, lost: int, many: int, narrow: tuple[int, ...], cached: int, price: int, **asked: Any
@@ -117,6 +119,7 @@ class Machine(RuleBasedStateMachine):
             place = process.submit(ticket)
             self.places[base][place.number], self.seen[base][place.number] = place, place.phase
             self.model.submit(base, place.number, ticket, self.now_ms)
+            self.firsts[ticket.tenant, ticket.identity].append(self.now_ms + ticket.waits_ms)
         self.turn(i, lost, doubled=many == 2)
 
     @rule(
@@ -145,7 +148,15 @@ class Machine(RuleBasedStateMachine):
     @rule(i=WHO, rank=st.integers(0, 2), pool=st.sampled_from(["m", "n"]), more=st.integers(1, 4))
     def rush(self, i: int, rank: int, pool: str, more: int) -> None:
         """So much at once that most of it waits for too long; then a little more."""
-        asked = {"rank": rank, "pool": pool, "waits_ms": 60_000, "retry": False, "key_ms": -1, "target_ms": 100}
+        asked = {
+            "rank": rank,
+            "pool": pool,
+            "waits_ms": 60_000,
+            "retry": False,
+            "key_ms": -1,
+            "target_ms": 100,
+            "identity": "",
+        }
         for many in (5, 5, 5):
             self.submit(i, 0, many, (), 0, 1, tenant="z", **asked)
         for _ in range(5):
@@ -243,11 +254,21 @@ class Machine(RuleBasedStateMachine):
         self.hear()
         self.judge(process.session.rejoins != started)
 
+    def came_before(self, asked: Asked, place: Place) -> None:
+        """One that comes again has the deadline of one of its tenant and identity; a store that was rolled back, or
+        whose time could not follow a jump, may leave it more."""
+        asked.late_ms = asked.since_ms + place.ticket.waits_ms - round(place.nearer_s * 1000)
+        firsts = self.firsts[place.ticket.tenant, place.ticket.identity]
+        assert place.ticket.identity
+        assert asked.late_ms >= min(firsts) - self.slack_ms, f"{asked} has less time than any had before"
+
     def hear(self) -> None:
         """Tell the model what owners have learned."""
         for base, places in self.places.items():
             for number, place in list(places.items()):
                 was, self.seen[base][number] = self.seen[base][number], place.phase
+                if place.nearer_s and (asked := self.model.asked.get((base, number))):
+                    self.came_before(asked, place)
                 if place.phase is Phase.REFUSED:
                     del places[number]
                     assert place.refusal is not None
@@ -306,7 +327,8 @@ class Machine(RuleBasedStateMachine):
                 assert held[process.session.name] == process.book.known
 
     def teardown(self) -> None:
-        """Drain: everybody ends everything, the dead are reaped, ledgers are zero; then all leave and no key stays."""
+        """Drain: everybody ends everything, the dead are reaped, ledgers are zero; then all leave, and what stays ends
+        by itself."""
         if not self.limits:
             return
         for places in self.places.values():
@@ -324,7 +346,8 @@ class Machine(RuleBasedStateMachine):
         for process in self.processes:
             process.book.bye()
             process.settle()
-        assert self.server.keys() == []
+        left = self.server.keys()
+        assert [key for key in left if self.server("PTTL", key) < 0] == []
 
 
 def share(name: str, backends: dict[str, tuple[int, bool]]) -> PoolShare:
