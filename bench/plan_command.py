@@ -101,7 +101,7 @@ def _asked(args: argparse.Namespace) -> Asked:
     trace = traces.read(args.trace).part(args.part)
     if args.context:
         trace = trace.within(args.context)
-    if args.cv is not None or not trace.timed:
+    if args.cv is not None or not trace.rate:
         traffic = drawn(trace, args.cv if args.cv is not None else 1.0)
     else:
         traffic = replayed(trace)

@@ -133,7 +133,9 @@ def _read(name: str, file: Path) -> Trace:
     plain = file.name.removesuffix(".gz")
     try:
         with (
-            gzip.open(file, "rt", encoding="utf-8", newline="") if file.name != plain else file.open(newline="") as text
+            gzip.open(file, "rt", encoding="utf-8", newline="")
+            if file.name != plain
+            else file.open(encoding="utf-8", newline="") as text
         ):
             lines = _csv(text) if plain.endswith((".csv", ".tsv")) else _json_lines(text, file)
             rows = [_row(file, number, line) for number, line in lines]

@@ -41,9 +41,11 @@ async def test_a_run_through_the_gateway(tmp_path: Path) -> None:
         code, out, err = await bench(
             site.url, *SMALL, "--goodput", "ttft:20000", "--json", str(page), "--records", str(records),
             "--processes", "2", "--seeds", "2", "--label", "through the gateway", "--class", "standard=1",
+            "--html", str(tmp_path / "run.html"), "--warmup", "3",
         )  # fmt: skip
     assert code == 0, err
     assert "through the gateway" in out
+    assert "through the gateway" in (tmp_path / "run.html").read_text()
     found = report.load(page)
     (point,) = found.points
     assert point.load == 60

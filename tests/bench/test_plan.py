@@ -106,6 +106,14 @@ def test_a_plan_without_a_configuration(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["limits"][1]["what"] == "kv"
 
 
+def test_a_trace_without_time_is_planned_for_as_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("arrival_s,input_tokens,output_tokens\n1,100,1\n1,100,1\n")
+    assert main(["profile", "--trace", str(file), "--html", str(tmp_path / "p.html")]) == 0
+    assert main(["plan", "--trace", str(file), "--config", "config.toml", "--goodput", "ttft:500", "tpot:100"]) == 0
+    assert "carries/s" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
