@@ -8,7 +8,7 @@ from policies.reasons import Reason
 from tests.queue import ledgers
 from tests.queue.conftest import ticket
 from tests.queue.ledgers import check
-from tests.queue.procs import Clock, Process
+from tests.queue.procs import KEYS, Clock, Process
 from tests.support.store import StoreServer
 
 Pair = tuple[Process, Process]
@@ -68,6 +68,16 @@ def test_another_tenant_does_not_stand_behind_them(busy: Pair) -> None:
         told_s(a)
     wait_s = told_s(a, tenant="other", prompt_tokens=4000)
     assert wait_s == pytest.approx(0.1 + 10 + 4 - 5, abs=0.05)
+
+
+def test_one_of_many_tenants_is_not_kept_in_mind_for_longer(busy: Pair, server: StoreServer) -> None:
+    a, _ = busy
+    for i in range(50):
+        a.submit(ticket(tenant=f"w{i}", waits_ms=10**9))
+    a.settle()
+    told_s(a, tenant="other", prompt_tokens=4000)
+    back = ledgers.accounts(server, "m")[1, "other"][ledgers.A_BACK]
+    assert back - int(server("HGET", KEYS.meta, "now")) == 180_000
 
 
 def test_what_was_told_does_not_keep_an_account_for_ever(busy: Pair, clock: Clock, server: StoreServer) -> None:

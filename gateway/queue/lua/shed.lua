@@ -88,7 +88,8 @@ local function back_ms(P, t, ms)
   if speed > 0 then
     local at, tokens = max(now + ms, A[A_BACK]), t[UNCACHED] + t[OUTPUT] * t[OUTPUT_PRICE] / t[PREFILL_PRICE]
     if at > now + LONGEST_BACK_MS then at = now + max(ms, LONGEST_BACK_MS / 2) end
-    A[A_BACK] = floor(at + tokens * 1000 / speed * weights_of(C, A, weight) / weight / BACK_PART)
+    local part = BACK_PART * weight / weights_of(C, A, weight)
+    A[A_BACK] = floor(min(at + tokens * 1000 / speed / part, now + 2 * LONGEST_BACK_MS))
     P.moved[id], P.dirty = A, true
     ms = at - now
   end
