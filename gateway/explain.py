@@ -266,7 +266,7 @@ def _quota(asked: Asked, args: argparse.Namespace) -> Iterator[Line]:
     tenant, used = asked.tenant, (args.used_requests, args.used_tokens)
     for name, limit, n, unit in (
         ("requests_per_min", tenant.requests_per_min, used[0] + 1, "requests"),
-        ("tokens_per_min", tenant.tokens_per_min, used[1] + _tokens(asked), "tokens"),
+        ("tokens_per_min", tenant.tokens_per_min, used[1] + _reserved(asked), "tokens"),
     ):
         if limit:
             yield Line("", name, n, limit, unit, {"used": float(used[unit == "tokens"])}, Reason.RATE_LIMITED)
@@ -275,6 +275,11 @@ def _quota(asked: Asked, args: argparse.Namespace) -> Iterator[Line]:
 def _tokens(asked: Asked) -> int:
     """What a ticket counts for: its prompt and its expected output."""
     return asked.demand.prompt_tokens + _output(asked)
+
+
+def _reserved(asked: Asked) -> int:
+    """What it counts for in its tenant's minute until its length is known: what nine in ten stay within."""
+    return asked.demand.prompt_tokens + max(asked.demand.output.q90, _output(asked))
 
 
 def _output(asked: Asked) -> int:
@@ -361,7 +366,7 @@ def _quota_wait_s(asked: Asked, args: argparse.Namespace, line: Line) -> float:
     """Until what was used has left the window, if all of it was used just now."""
     minute = Minute(int(line.limit))
     minute.take(int(line.terms["used"]), 0)
-    return minute.wait_ms(1 if line.unit == "requests" else _tokens(asked), 0) / 1000
+    return minute.wait_ms(1 if line.unit == "requests" else _reserved(asked), 0) / 1000
 
 
 def encoded(answer: Answer) -> str:

@@ -76,6 +76,19 @@ def test_tokens_are_reserved_and_settled_to_the_truth(pair: Pair) -> None:
     assert told(one(a, prompt_tokens=1, output_tokens=0))[0] is Reason.RATE_LIMITED
 
 
+def test_the_long_end_is_reserved(pair: Pair) -> None:
+    a = limit(pair, tokens_per_min=400)
+    first = one(a, output_high=200)
+    assert first.quota is not None
+    assert first.quota.tokens_left == 100  # 100 and 200, not 100 and 50
+    assert told(one(a))[0] is Reason.RATE_LIMITED
+    first.end(60, ran=True)
+    a.settle()
+    second = one(a)
+    assert second.quota is not None
+    assert second.quota.tokens_left == 400 - 160 - 150
+
+
 @pytest.mark.parametrize("how", ["withdrawn", "not run", "expired", "full", "impossible"])
 def test_what_never_ran_costs_nothing(pair: Pair, clock: Clock, how: str) -> None:
     a, b = pair

@@ -1,4 +1,4 @@
--- tenant v1: what a tenant may use over all pools and processes: requests and tokens a minute, tokens in flight, places
+-- tenant v2: what a tenant may use over all pools and processes: requests and tokens a minute, tokens in flight, places
 -- (only tenants with limits have a record. A minute is a window of SLOTS slots, of which the oldest counts whole: whatever the
 --  moment, the last 60 s never hold more than the limit. What waits is reserved; what was never dispatched returns)
 local SLOTS, SLOT_MS, WINDOW_MS, SECOND_MS = 13, 5000, 68000, 1000
@@ -75,8 +75,8 @@ local function until_fits(T, list, n, limit)
   return WINDOW_MS
 end
 
--- what a ticket counts for in the window
-local function cost_of(t) return t[PROMPT] + t[OUTPUT] end
+-- what a ticket counts for in the window, until the truth is known: what nine in ten stay within
+local function cost_of(t) return t[PROMPT] + max(t[OUTPUT], t[HIGH]) end
 
 -- does this come in the time promised to one who was refused before? Then that promise, {time, requests, tokens}, is redeemed.
 -- One that nobody redeems in time is void
