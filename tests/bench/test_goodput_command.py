@@ -21,6 +21,9 @@ from bench.target import Target
 from tests.support.site import POOL, running
 from tests.support.upstream import Upstream
 
+pytestmark = pytest.mark.timeout(120)
+"""Processes start here, which takes its time on a busy machine."""
+
 SMALL = ("--requests", "40", "--rate", "60", "--cv", "1", "--context", "512", "--quiet")
 
 

@@ -165,6 +165,7 @@ async def traffic(site: Site, requests: int) -> None:
         await asyncio.gather(*(one(i + k) for k in range(4)))
 
 
+@pytest.mark.timeout(120)
 async def test_what_a_running_gateway_tells() -> None:
     async with running(POOL) as site:
         await traffic(site, 80)
