@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from typing import Any
 
 import msgspec
@@ -81,6 +82,7 @@ class Asking:
     def __init__(self, target: Target, pool: Pool, aims: dict[str, Objective], begin_s: float) -> None:
         self._target, self._pool, self._aims, self._begin_s = target, pool, aims, begin_s
         self._path = PATHS[target.endpoint]
+        self._name = uuid.uuid4().hex
 
     def now_s(self) -> float:
         return time.perf_counter() - self._begin_s
@@ -108,6 +110,8 @@ class Asking:
     async def _until_answered(self, record: Record, body: bytes) -> None:
         target = self._target
         more = target.headers(record.klass, self._aims[record.source])
+        if target.retries:  # as the OpenAI SDK does: one key for all attempts
+            more += f"idempotency-key: {self._name}-{record.number}\r\n"
         head = target.head(self._path, len(body), target.keys.get(record.tenant, target.any_key), more)
         while True:
             wait_s = await self._attempt(record, head, body)

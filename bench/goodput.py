@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bench.sim_metrics import OUTPUT_WEIGHT, quantile
 from policies.types import Objective
@@ -82,6 +83,10 @@ class Record(Struct, omit_defaults=True):
         if aim.total_ms and (self.end_s - self.at_s) * 1000 > aim.total_ms:
             found.append("e2el")
         return found
+
+    def from_first(self) -> "Record":
+        """The same with its times counted from when it came first."""
+        return replace(self, at_s=self.came_s)
 
     def good(self, aim: Objective) -> bool:
         """Answered in full, within all objectives."""
@@ -177,6 +182,8 @@ def _refusals(records: Sequence[Record], aims: Mapping[str, Objective]) -> Numbe
         "refuse_of_deadline": quantile(bounded, 0.5),
         "retried": len(again),
         "retried_done": part(sum(one.outcome is Outcome.DONE for one in again), len(again)),
+        "retried_good": part(sum(one.good(aims[one.source]) for one in again), len(again)),
+        "retried_good_from_first": part(sum(one.from_first().good(aims[one.source]) for one in again), len(again)),
     }
 
 

@@ -46,6 +46,8 @@ _HALVES: tuple[tuple[str, str, str], ...] = (
     ("tokens for leavers", "spent_on_left", "{:.1%}"),
     ("came again", "retried", "{:.0f}"),
     ("then answered", "retried_done", "{:.1%}"),
+    ("good", "retried_good", "{:.1%}"),
+    ("good from the first", "retried_good_from_first", "{:.1%}"),
     ("stall p99", "stall_p99_ms", "{:.0f}"),
 )
 _GENERATOR: tuple[tuple[str, str, str], ...] = (

@@ -28,7 +28,7 @@ def record(number: int, first_s: float = 0.5, tokens: int = 11, pace_s: float = 
         "asked_prompt_tokens": 100, "prompt_tokens": 100, "output_tokens": tokens, "outcome": Outcome.DONE,
         "status": 200, "first_s": number + first_s, "last_s": last, "end_s": last,
     }  # fmt: skip
-    return Record(number, "s", number, number, **(given | more))  # type: ignore[arg-type]
+    return Record(number, "s", number, more.pop("came_s", number), **(given | more))  # type: ignore[arg-type]
 
 
 def refused(number: int, after_s: float, reason: str = "queue_full", **more: object) -> Record:
@@ -87,6 +87,16 @@ def test_the_numbers_of_a_run() -> None:
     assert list(found["quartiles"]) == ["q1", "q2", "q3", "q4"]
     assert found["quartiles"]["q1"]["refused"] == 1.0
     assert "tenants" not in found
+
+
+def test_who_came_again_counts_from_the_last_attempt_and_from_the_first() -> None:
+    soon = record(5, attempts=2, came_s=4.8, refused_s=4.9)
+    late = record(5, attempts=2, came_s=1.0, refused_s=1.1)
+    never = refused(6, 0.1, attempts=3)
+    numbers = goodput.measure([soon, late, never], AIMS, 10.0)["all"]
+    assert numbers["retried"] == 3
+    assert numbers["retried_done"] == numbers["retried_good"] == pytest.approx(2 / 3)
+    assert numbers["retried_good_from_first"] == pytest.approx(1 / 3)
 
 
 def test_nothing_divides_by_nothing() -> None:
@@ -215,6 +225,7 @@ async def test_a_refused_client_comes_again_as_told_and_no_oftener() -> None:
         assert (found.outcome, found.attempts) == (Outcome.DONE, 3)
         assert found.at_s >= found.came_s + 0.06
         assert found.refused_s < found.at_s
+        assert len({one.headers["idempotency-key"] for one in site.generations}) == 1
         site.scripts.extend([REFUSAL, REFUSAL])
         found = await ask(site, retries=1)
         assert (found.outcome, found.attempts, found.reason) == (Outcome.REFUSED, 2, "scripted")
