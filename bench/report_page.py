@@ -1,7 +1,7 @@
 """The report as one HTML page that opens from a file: no network, light and dark, on a phone too.
 
-Figures are drawn by uPlot (MIT, `page/uPlot-LICENSE.txt`), which goes into the page whole; every number is also in a
-table, which needs no script.
+Figures are drawn by uPlot (MIT, `gateway/http/console/uPlot-LICENSE.txt`), which goes into the page whole; every number
+is also in a table, which needs no script.
 """
 
 import html
@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
+import gateway.http
 from bench.report import Report
 from bench.report_figures import figures, loads, over_load
 
 PAGE = Path(__file__).with_name("page")
+PLOTS = Path(gateway.http.__file__).with_name("console")
 GROUPS = {"sources": "source", "classes": "class", "tenants": "tenant", "quartiles": "prompt quartile"}
 
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -82,10 +84,10 @@ def document(title: str, body: str, shown: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_file('uPlot.min.css')}\n{_file('report.css')}</style></head>\n<body><main>{body}</main>\n"
-        f"<!--\nuPlot:\n{_file('uPlot-LICENSE.txt')}-->\n"
+        f"<style>{_file('uPlot.min.css', PLOTS)}\n{_file('report.css')}</style></head>\n<body><main>{body}</main>\n"
+        f"<!--\nuPlot:\n{_file('uPlot-LICENSE.txt', PLOTS)}-->\n"
         f'<script type="application/json" id="data">{data}</script>\n'
-        f"<script>{_file('uPlot.iife.min.js')}</script>\n<script>{_file('report.js')}</script>\n</body></html>\n"
+        f"<script>{_file('uPlot.iife.min.js', PLOTS)}</script>\n<script>{_file('report.js')}</script>\n</body></html>\n"
     )
 
 
@@ -227,5 +229,5 @@ def text(value: str) -> str:
     return html.escape(value)
 
 
-def _file(name: str) -> str:
-    return (PAGE / name).read_text(encoding="utf-8")
+def _file(name: str, folder: Path = PAGE) -> str:
+    return (folder / name).read_text(encoding="utf-8")

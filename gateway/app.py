@@ -14,6 +14,7 @@ from backends.protocol import PATHS, Kind
 from gateway import __version__
 from gateway.config import Config
 from gateway.http.admin import TenantRoutes
+from gateway.http.console_routes import console_routes
 from gateway.http.ops import ops_routes
 from gateway.http.problems import HANDLERS
 from gateway.http.relay import Relay
@@ -43,8 +44,9 @@ def build(config: Config, board: Board | None = None) -> Litestar:
             await trunk.aclose()
 
     admin = Router("/", route_handlers=[TenantRoutes], include_in_schema=bool(trunk.tenants.admin))
+    ops = [*ops_routes(trunk), scrape_route(trunk), *console_routes(trunk)]
     return Litestar(
-        route_handlers=[*api_routes(trunk, relays), *ops_routes(trunk), scrape_route(trunk), admin],
+        route_handlers=[*api_routes(trunk, relays), *ops, admin],
         lifespan=[lifespan],
         exception_handlers=HANDLERS,
         state=State({"trunk": trunk, "relays": relays}),

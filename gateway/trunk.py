@@ -10,6 +10,7 @@ from gateway.pool import Member, Pool
 from gateway.queue.client import Queue
 from gateway.reaper import Reaper
 from gateway.supervisor import Supervisor
+from gateway.telemetry.audience import Audience
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.metrics_sampler import Sampler
 from gateway.telemetry.metrics_sheet import Board
@@ -56,6 +57,7 @@ class Trunk:
         self.queue: Queue
         self.keyring: Keyring
         self.scrape: Scrape
+        self.audience: Audience
 
     def __repr__(self) -> str:
         live = len(self.ticker) if hasattr(self, "ticker") else 0
@@ -82,6 +84,7 @@ class Trunk:
             raise
         sampler = Sampler(self, self.metrics.board)
         self.scrape = Scrape(self, self.metrics.board, sampler)
+        self.audience = Audience(self, self.scrape, sampler)
         self.supervisor.start("metrics", sampler.run())
         for pool in self.pools.values():
             pool.declare = self.queue.declare
@@ -94,6 +97,7 @@ class Trunk:
     async def aclose(self) -> None:
         """End what still runs, give every lease back, close the backends, then the queue."""
         self.draining = True
+        self.audience.close()
         self.ticker.cut(GOING)
         await self.ticker.idle()
         for keeper in self._keepers:
@@ -107,7 +111,7 @@ class Trunk:
         await self.telemetry.aclose()
 
     async def drain(self, limit_s: float) -> None:
-        """Refuse new work; let what runs finish for at most `limit_s`, then cut it."""
+        """Refuse new work; let what runs finish for at most `limit_s`, then cut it. Until then it may be watched."""
         self.draining = True
         log.info("draining: %d requests live, at most %.0f s", len(self.ticker), limit_s)
         try:
@@ -117,6 +121,7 @@ class Trunk:
             log.warning("%d requests did not finish in time and are cut", len(self.ticker))
             self.ticker.cut(GOING)
             await self.ticker.idle()
+        self.audience.close()
 
     def may_see(self, tenant: Tenant) -> Iterable[tuple[str, Pool]]:
         """The model names a tenant may ask for, aliases included, with their pools."""

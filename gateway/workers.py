@@ -22,6 +22,7 @@ from gateway.serving import run
 from gateway.supervisor import Supervisor
 from gateway.telemetry import logs
 from gateway.telemetry.metrics_sheet import Board, new_file
+from gateway.telemetry.slate import SLOT
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Workers:
         self._count = config.server.workers
         self._config = msgspec.json.encode(config)
         self._listener = listener
-        self._sheets = [new_file() for _ in range(self._count)]
+        self._shared = [new_file(SLOT * self._count), *(new_file() for _ in range(self._count))]
         self._on_ready = on_ready
         self._ready: set[int] = set()
         self._running: dict[int, asyncio.subprocess.Process] = {}
@@ -100,7 +101,7 @@ class Workers:
 
     async def _once(self, nth: int) -> int:
         """One life of a worker; its exit code. A Ctrl-C of the terminal reaches the parent alone."""
-        fds = [self._listener.fileno(), *self._sheets]
+        fds = [self._listener.fileno(), *self._shared]
         command = (sys.executable, "-m", "gateway.workers", str(nth), *map(str, fds))
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
@@ -140,16 +141,16 @@ def _terminate(process: asyncio.subprocess.Process) -> None:
 
 
 def main() -> int:
-    """A worker: its place and the descriptors of the listening socket and of all sheets of metrics are its arguments,
-    the configuration its first line of input."""
+    """A worker: its place and the descriptors of the listening socket, the slate and all sheets of metrics are its
+    arguments, the configuration its first line of input."""
     ready = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not look like our word to the parent
     logs.configure()
-    place, descriptor, *sheets = map(int, sys.argv[1:])
+    place, descriptor, slate, *sheets = map(int, sys.argv[1:])
     listener = socket.socket(fileno=descriptor)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=Config)
     try:
-        app = build(config, Board(tuple(sheets), place))
+        app = build(config, Board(tuple(sheets), place, slate))
         return run(app, listener, lambda: os.write(ready, READY), lifeline=0)
     except (ConfigError, StoreAway, StoreUnfit) as error:
         log.critical("%s", error)

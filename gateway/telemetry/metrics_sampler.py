@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gateway import __version__
 from gateway.clock import now
+from gateway.telemetry.live import roll
 from gateway.telemetry.metrics_sheet import Board, Cells
 from gateway.telemetry.metrics_table import BY_NAME
 from policies.breaker import Circuit
@@ -51,6 +52,8 @@ class Sampler:
         while True:
             due = now() + EVERY_S
             self.sample()
+            if self._board.slate.watched(now()):
+                self.show()
             await asyncio.sleep(EVERY_S)
             self._set("signalbox_loop_lag_seconds", value=max(0.0, now() - due))
 
@@ -67,6 +70,10 @@ class Sampler:
             for member in pool.members:
                 self._member(pool, member, at)
         self._board.own.beat(at)
+
+    def show(self) -> None:
+        """Write what is live for whoever watches, here or at another process."""
+        self._board.slate.write(roll(self._trunk, now()), now())
 
     def _process(self) -> None:
         worker = str(self._board.place)

@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from gateway.telemetry.metrics_table import BY_NAME, Family, Kind
+from gateway.telemetry.slate import Slate
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +138,12 @@ class Sheet:
 
 
 class Board:
-    """All sheets of one gateway; `own` is this process's, the one at `place`."""
+    """All sheets of one gateway; `own` is this process's, the one at `place`. `slate` is behind another descriptor."""
 
-    def __init__(self, fds: tuple[int, ...] = (), place: int = 0) -> None:
+    def __init__(self, fds: tuple[int, ...] = (), place: int = 0, slate: int | None = None) -> None:
         self.sheets = [Sheet(fd) for fd in fds] or [Sheet()]
-        for fd in fds:
+        self.slate = Slate(slate, place, len(self.sheets))
+        for fd in (*fds, *(() if slate is None else (slate,))):
             os.close(fd)
         self.place = place
         self.own = self.sheets[place]

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -42,10 +42,12 @@ class Scrape:
         return f"<Scrape of {self._board!r}>"
 
     async def text(self, accept: str) -> tuple[bytes, str]:
-        """The metrics in the format that `accept` (the request's header) prefers, and its media type.
+        """The metrics in the format that `accept` (the request's header) prefers, and its media type."""
+        return await self.read(lambda rows: render(rows, accept))
 
-        One scrape at a time; the sheets are read and the text is made beside the event loop. What the store would tell
-        is left out while it cannot be asked.
+    async def read(self, made: Callable[[Iterable[Row]], T]) -> T:
+        """What `made` makes of all numbers, beside the event loop: one at a time. What the store would tell is left out
+        while it cannot be asked.
         """
         async with self._lock:
             seen = await self._seen()
@@ -55,7 +57,7 @@ class Scrape:
             rows = [Row("signalbox_workers", (), [float(self._board.alive(at))])]
             if seen is not None:
                 rows += _told(seen, {one.rank: one.name for one in self._trunk.by_rank})
-            return await asyncio.to_thread(render, chain(self._board.rows(at), rows), accept)
+            return await asyncio.to_thread(made, chain(self._board.rows(at), rows))
 
     async def _seen(self) -> Look | None:
         """At most one look a second, and none while the queue itself says that the store is lost."""

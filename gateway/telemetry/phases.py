@@ -16,20 +16,22 @@ _STARTED = ("queue", "prefill", "decode")
 _ANSWERED = BEFORE_QUEUE + _STARTED
 
 
-def phases(x: "Exchange") -> tuple[tuple[str, ...], list[float]]:
-    """The names of the phases of an exchange that has ended, in order, and the n + 1 times at which they meet.
+def phases(x: "Exchange", at: float = 0.0) -> tuple[tuple[str, ...], list[float]]:
+    """The names of the phases of an exchange, in order, and the n + 1 times at which they meet.
 
     Times are seconds of the loop's clock; the first is the request's first byte, the last the end of its answer, or of
-    its engine's work where that had to be stopped. The nth attempt has the nth `queue` and `prefill`.
+    its engine's work where that had to be stopped, or `at` for one that has not ended. The nth attempt has the nth
+    `queue` and `prefill`.
     """
+    ended_at = x.ended_at or at
     if x.started_at and not x.failed and not x.stopped_at:
-        times = [x.received_at, x.asked_at, x.submitted_at, x.granted_at, x.started_at, x.ended_at]
+        times = [x.received_at, x.asked_at, x.submitted_at, x.granted_at, x.started_at, ended_at]
         return _ANSWERED, times
     if not x.asked_at:
-        return BEFORE_QUEUE[:1], [x.received_at, x.ended_at]
+        return BEFORE_QUEUE[:1], [x.received_at, ended_at]
     submitted_at = x.failed[0].submitted_at if x.failed else x.submitted_at
     if not submitted_at:
-        return BEFORE_QUEUE, [x.received_at, x.asked_at, x.ended_at]
+        return BEFORE_QUEUE, [x.received_at, x.asked_at, ended_at]
     names: tuple[str, ...] = BEFORE_QUEUE
     times = [x.received_at, x.asked_at, submitted_at]
     for attempt in x.failed:
@@ -43,7 +45,7 @@ def phases(x: "Exchange") -> tuple[tuple[str, ...], list[float]]:
         times.append(x.granted_at)
     else:
         names += _ATTEMPT[:1]
-    times.append(x.ended_at)
+    times.append(ended_at)
     if was_stopped(x):
         names += ("cancel",)
         times.append(x.stopped_at)
