@@ -256,7 +256,10 @@ class Machine(RuleBasedStateMachine):
 
     def came_before(self, asked: Asked, place: Place) -> None:
         """One that comes again has the deadline of one of its tenant and identity; a store that was rolled back, or
-        whose time could not follow a jump, may leave it more."""
+        whose time could not follow a jump, may leave it more. (Told again after a loss when its own was over, it has
+        none left: then the first is before that.)"""
+        if self.now_ms > asked.since_ms + place.ticket.waits_ms:
+            return
         asked.late_ms = asked.since_ms + place.ticket.waits_ms - round(place.nearer_s * 1000)
         firsts = self.firsts[place.ticket.tenant, place.ticket.identity]
         assert place.ticket.identity
