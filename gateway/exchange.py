@@ -4,6 +4,7 @@ import logging
 import math
 
 from backends.protocol import (
+    Backend,
     BackendBusy,
     BackendError,
     BackendLost,
@@ -15,7 +16,7 @@ from backends.protocol import (
 )
 from backends.protocol import Kind as Api
 from gateway.clock import now
-from gateway.job import Failed, Job, WentDown, failure, ms_until, refusal_of
+from gateway.job import Failed, Job, Unable, Unheard, WentDown, failure, ms_until, refusal_of
 from gateway.pool import Member, Unservable
 from gateway.queue.client import Place, QueueRefusal, Quota
 from gateway.telemetry.context import Context, log_fields
@@ -279,8 +280,7 @@ class Exchange:
             raise WentDown(f"{member.config.name} went down while this waited")
         assert self.plan is not None
         if self.plan.maker != backend.name:
-            self.plan.close()
-            self.plan = await backend.plan(job.prompt)
+            await self._plan_again(job, backend)
         self.heard = True
         try:
             self.stream = await backend.open(self.plan)
@@ -312,13 +312,25 @@ class Exchange:
             return Chunk(b"".join(before), last=True)
         return Chunk(b"".join([*before, chunk.data]), chunk.tokens, chunk.usage, chunk.last)
 
+    async def _plan_again(self, job: Job, backend: Backend) -> None:
+        """The lease fell on another backend than the one that planned. Raises Unable where it cannot do this."""
+        try:
+            fresh = await backend.plan(job.prompt)
+        except Refused as no:
+            if no.code == Reason.UNSUPPORTED_FEATURE:
+                raise Unable(no) from no
+            raise
+        if self.plan is not None:
+            self.plan.close()
+        self.plan = fresh
+
     def _again(self, job: Job, member: Member, error: Exception) -> tuple[int, ...]:
         """After a failure before the first chunk: back to the queue for another backend, or Failed.
 
         Who was never sent anywhere takes nothing from the retry budget.
         """
         at = now()
-        unheard = isinstance(error, WentDown)
+        unheard = isinstance(error, Unheard)
         if isinstance(error, BackendError):
             member.breaker.failure(at)
         elif isinstance(error, BackendLost) and not unheard:
@@ -331,6 +343,8 @@ class Exchange:
         try:
             positions = job.pool.candidates(job.prompt.kind, job.wanted, self.tried)
         except Unservable as none:
+            if isinstance(error, Unable):
+                raise error.refusal from none
             raise failure(error, isinstance(error, BackendLost), wait_s or none.refusal.retry_after_s) from error
         budget = self.trunk.retries.of(job.tenant.name)
         if not unheard and not budget.allows(at, len(self.tried), len(job.pool.members)):

@@ -38,8 +38,20 @@ class Failed(Exception):
         self.refusal, self.status, self.body = refusal, status, body
 
 
-class WentDown(BackendLost):
-    """The backend went down while the request waited for it, and never heard of the request."""
+class Unheard(BackendLost):
+    """The request has to go elsewhere, and the engine of this backend never heard of it."""
+
+
+class WentDown(Unheard):
+    """The backend went down while the request waited for it."""
+
+
+class Unable(Unheard):
+    """The backend does not do what the request asks for; the plan was another's. `refusal` is what it says."""
+
+    def __init__(self, refusal: Refused) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 def ms_until(by: float, at: float) -> int:

@@ -187,7 +187,11 @@ class Pool:
         return Refusal(Reason.NO_BACKEND, f"no backend of {self.model} is up", None, wait_s)
 
     async def plan(self, prompt: Prompt, positions: tuple[int, ...]) -> Plan:
-        """A plan by the first member that has the tokenizer, else by the first. Raises Refused, Unservable."""
+        """A plan by the first member that has the tokenizer, else by the first, that can do what is asked.
+
+        Raises Refused, Unservable.
+        """
+        unable: Refused | None = None
         members = self._planners if len(positions) == len(self._planners) else self._in_order(positions)
         for member in members:
             if (backend := member.backend) is None:
@@ -197,6 +201,12 @@ class Pool:
             except BackendLost as error:
                 log.warning("%s could not plan: %s", member.config.name, error)
                 member.lost(now())
+            except Refused as no:
+                if no.code != Reason.UNSUPPORTED_FEATURE:
+                    raise
+                unable = unable or no
+        if unable is not None:
+            raise unable
         raise Unservable(Refusal(Reason.NO_BACKEND, f"no backend of {self.model} is up", None, 1.0))
 
     def _in_order(self, positions: Iterable[int]) -> tuple[Member, ...]:
