@@ -27,6 +27,10 @@ _OPTIONS = [
 
 Metadata = tuple[tuple[str, str], ...]
 
+# gRPC's poller lives from here on as long as the process: else the last channel to be collected would wait for its
+# thread to end, in the middle of whatever the loop is doing then.
+grpc.aio.init_grpc_aio()
+
 
 class Server(Struct, frozen=True):
     """What the server says of itself."""
