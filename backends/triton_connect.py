@@ -97,7 +97,8 @@ def _engine(config: Triton, model: str, link: Link, found: Found) -> TritonEngin
     )
     able = speech.able(config.tools)
     context = config.context_tokens or facts.max_seq_len or (found.words.context_tokens if found.words else 0)
-    scribe = Scribe(config.name, able, found.words, context, config.default_output_tokens)
+    output, most = config.default_output_tokens, facts.max_input_len
+    scribe = Scribe(config.name, able, found.words, context, output, input_tokens=most)
     running = config.limits.max_running or triton_facts.running(facts, layout, found.sizes) or UNSEEN_RUNNING
     bundle = Bundle(
         engine="tensorrt-llm",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from backends import triton_facts
-from backends.protocol import BackendError, Limits
-from tests.contract.triton.asking import connected
+from backends.protocol import BackendError, Limits, Refused
+from tests.contract.triton.asking import connected, prompt
 from tests.contract.triton.fake import FakeTriton, inflight, llmapi
 
 ENGINE: dict[str, Any] = {
@@ -48,6 +48,8 @@ async def test_an_engine_that_fits(tokenizer: Path, tmp_path: Path) -> None:
         assert (bundle.engine, bundle.engine_version) == ("tensorrt-llm", "1.2.1")
         assert (bundle.precision, bundle.quantization) == ("bfloat16", "FP8")
         assert (bundle.model, bundle.context_tokens, bundle.max_running) == ("LlamaForCausalLM", 1_536, 32)
+        with pytest.raises(Refused, match="at most 1024 tokens of prompt"):
+            await backend.plan(prompt("of the time " * 400))
 
 
 @pytest.mark.parametrize(
