@@ -53,7 +53,9 @@ def console_routes(trunk: Trunk) -> list[BaseRouteHandler]:
     there = bool(trunk.tenants.admin)
 
     @get("/console", include_in_schema=False)
-    async def page() -> Response[bytes]:
+    async def page(request: Request[Any, Any, Any]) -> Response[bytes]:
+        if there and request.scope["raw_path"].endswith(b"/"):  # its parts are named from where it stands
+            return Response(b"", status_code=307, headers={"location": "../console"})
         return await _file(PAGE) if there else _off()
 
     @get("/console/{name:str}", include_in_schema=False)

@@ -95,7 +95,7 @@ class Audience:
 
     def _made(self, rows: Iterable[Row]) -> bytes:
         """Beside the event loop."""
-        at = now()
+        at, clock = now(), wall()
         span = self._window.add(at, Numbers(merge(row for row in rows if row.name in FAMILIES)))
         rolls = [live.decode(text) for text in self._slate.read(at)]
-        return _encode(snapshot(self._names, span, rolls, at, wall()))
+        return _encode(snapshot(self._names, span, rolls, at, clock))

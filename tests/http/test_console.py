@@ -11,8 +11,12 @@ from gateway.http import console_routes
 from gateway.telemetry import audience
 from gateway.telemetry.audience import MOST_VIEWERS
 from gateway.telemetry.snapshot import Snapshot
+from tests.support import store as stores
 from tests.support.site import POOL, Site, running
+from tests.support.store import StoreServer
 from tests.support.watched import ADMIN, HOSTILE, SECRET, TOML, Watched, hostile, metrics, sample, watched
+
+shared_server, own_server = stores.shared_server, stores.own_server
 
 KEYED = TOML.split("[[pool]]")[0] + POOL
 
@@ -40,8 +44,10 @@ async def test_the_page_is_for_everyone_and_lets_nothing_from_elsewhere_in() -> 
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "frame-ancestors 'none'" in policy
         assert headers["x-content-type-options"] == "nosniff"
-        for path in ("/console/uPlot-LICENSE.txt", "/console/..%2fadmin.py", "/console/", "/console/x/y"):
-            assert (await get(site, path))[0] == (200 if path == "/console/" else 404), path
+        for path in ("/console/uPlot-LICENSE.txt", "/console/..%2fadmin.py", "/console/x/y"):
+            assert (await get(site, path))[0] == 404, path
+        async with site.client.get(f"{site.url}/console/") as answer:
+            assert (answer.status, answer.url.path) == (200, "/console")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ async def test_live_requests_show_their_phases_and_no_prompts() -> None:
             assert sum(phase.ms for phase in request.phases) == pytest.approx(request.total_ms, abs=0.01)
         later = await viewer.next()
         grown = later.requests[0].phases[-1].ms - first.phases[-1].ms
-        assert grown == pytest.approx((later.at - seen.at) * 1000, abs=50)
+        assert grown == pytest.approx((later.at - seen.at) * 1000, abs=250)
 
 
 async def test_rates_and_quantiles_are_those_of_the_window() -> None:
@@ -125,6 +131,18 @@ async def test_rates_and_quantiles_are_those_of_the_window() -> None:
         assert seen.pools[0].services[1].ttft == ttft
 
 
+async def test_without_the_store_it_says_what_is_left(own_server: StoreServer) -> None:
+    async with running(f'{KEYED}\n[store]\nurl = "{own_server.url}"\n') as site:
+        async with Watched(site, None).feed() as viewer:  # type: ignore[arg-type]
+            assert (await viewer.next()).pools[0].backends[0].leases is not None
+            own_server.kill()
+            seen = await viewer.until(lambda seen: not seen.store_up)
+            (backend,) = seen.pools[0].backends
+            assert (seen.gateways, backend.open, backend.leases, seen.pools[0].services[0].waiting) == (None,) * 4
+            assert backend.up
+        own_server.start()
+
+
 async def test_names_are_passed_on_as_they_are() -> None:
     async with watched(hostile) as one, one.feed() as viewer:
         seen = await viewer.next()
@@ -136,13 +154,11 @@ async def test_all_viewers_get_the_same_and_the_last_one_takes_the_work_with_it(
     async with watched() as one:
         stage = one.site.trunk.audience
         async with AsyncExitStack() as stack:
+            began = asyncio.get_running_loop().time()
             viewers = [await stack.enter_async_context(one.feed()) for _ in range(5)]
-            texts = [await viewer.text() for viewer in viewers]
-            assert len(set(texts)) <= 2  # those who come later than a second after the first get another
-            made, first = stage.made, viewers[0]
-            for _ in range(2):
-                await first.next()
-            assert stage.made - made <= 3
+            texts = [await viewer.text() for viewer in viewers for _ in range(3)]
+            took_s = asyncio.get_running_loop().time() - began
+            assert len(set(texts)) <= stage.made <= took_s / audience.EVERY_S + 1
             assert stage.viewers == 5
         await one.site.until(lambda: stage.viewers == 0)
         made = stage.made
@@ -179,15 +195,14 @@ async def test_a_viewer_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
             await one.site.until(lambda: stage.viewers == 0)
 
 
-async def test_the_stream_ends_when_the_gateway_does() -> None:
+async def test_the_stream_ends_when_the_gateway_does(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
         async with running(KEYED) as site:
             viewer = await stack.enter_async_context(Watched(site, None).feed())  # type: ignore[arg-type]
             await viewer.next()
-            began = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() - began < 4  # uvicorn waits five seconds for those who stay
         while await viewer.text():
             pass
+    assert "timeout graceful shutdown exceeded" not in caplog.text
 
 
 async def test_a_snapshot_that_fails_ends_the_streams_and_nothing_else(

@@ -63,7 +63,7 @@ export function redraw() {
     const place = document.getElementById(id);
     const options = {
       width: place.clientWidth, height: HEIGHT, scales: { x: { time: true }, ...figure.scales }, axes: figure.axes(),
-      series: [{ label: "", value: (_, v) => (v == null ? "" : new Date(v * 1000).toLocaleTimeString()) }, ...figure.series()],
+      series: [{ label: "at", value: (_, v) => (v == null ? "" : new Date(v * 1000).toLocaleTimeString()) }, ...figure.series()],
       cursor: { drag: { x: false, y: false } },
     };
     plots.push({ plot: new uPlot(options, data(figure), place), figure, place });
