@@ -83,7 +83,7 @@ class Tab:
         await self.call("Input.insertText", text=text)
 
     async def press(self, key: str, code: int) -> None:
-        more = {"text": "\r"} if key == "Enter" else {}
+        more = {"text": {"Enter": "\r"}.get(key, key)} if key in ("Enter", " ") else {}
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
 

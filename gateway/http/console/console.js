@@ -1,6 +1,7 @@
 // Signs in, keeps the stream of snapshots up, and hands them to the page.
 import { clear, draw } from "./charts.js";
 import { Refused, snapshots } from "./feed.js";
+import { set } from "./rows.js";
 import { show } from "./views.js";
 
 const KEPT = "signalbox.admin-key";
@@ -11,9 +12,11 @@ const by = (id) => document.getElementById(id);
 let key = sessionStorage.getItem(KEPT) ?? "";
 let stop = null;
 
-function status(kind, text) {
+/** `time` changes with each snapshot, so it is not read out. */
+function status(kind, text, time = "") {
   by("status").className = kind;
-  by("status").textContent = text;
+  set(by("status").firstElementChild, text);
+  set(by("time"), time);
 }
 
 /** Ask for the key. */
@@ -21,6 +24,7 @@ function door(trouble = "") {
   key = "";
   sessionStorage.removeItem(KEPT);
   by("board").hidden = by("controls").hidden = true;
+  by("pause").ariaPressed = "false";
   by("door").hidden = false;
   by("trouble").textContent = trouble;
   status("", "Not signed in.");
@@ -33,11 +37,11 @@ function shown(snapshot) {
   by("board").hidden = by("controls").hidden = false;
   by("key").value = "";
   if (by("keep").checked) sessionStorage.setItem(KEPT, key);
-  const at = new Date(snapshot.at * 1000).toLocaleTimeString();
+  const time = `As of ${new Date(snapshot.at * 1000).toLocaleTimeString()}.`;
   const count = (number, word, ending) => `${number} ${word}${number === 1 ? "" : ending}`;
   const queue = snapshot.gateways == null ? "" : `, ${count(snapshot.gateways, "process", "es")} on this queue`;
-  if (snapshot.store_up) status("live", `${snapshot.version}, ${count(snapshot.workers, "worker", "s")}${queue}, as of ${at}.`);
-  else status("bad", `The store cannot be reached: what it knows is missing. As of ${at}.`);
+  if (snapshot.store_up) status("live", `${snapshot.version}, ${count(snapshot.workers, "worker", "s")}${queue}.`, time);
+  else status("bad", "The store cannot be reached: what it knows is missing.", time);
   show(snapshot);
   draw(snapshot);
   document.body.dataset.at = snapshot.at;
