@@ -4,11 +4,15 @@ from collections import OrderedDict
 
 
 class Held:
-    """The blocks of one sequence: `own` ones, and `shared` ones by name, of which `found` were there before it."""
+    """The blocks of one sequence: `own` ones, and `shared` ones by name, of which `found` were there before it.
 
-    __slots__ = ("found", "own", "shared")
+    All of them together hold `room` tokens.
+    """
 
-    def __init__(self, own: int, shared: list[int]) -> None:
+    __slots__ = ("found", "own", "room", "shared")
+
+    def __init__(self, own: int, shared: list[int], room: int) -> None:
+        self.room = room
         self.own = own
         self.shared = shared
         self.found = len(shared)
@@ -47,15 +51,16 @@ class Blocks:
             self._users[name] = self._users.get(name, 0) + 1
         self.used += own + woken
         self._evict()
-        return Held(own, found)
+        return Held(own, found, (own + len(found)) * self.size)
 
     def grow(self, held: Held, tokens: int) -> bool:
         """Whether `held` now has room for so many tokens; takes one more block at need."""
-        if held.own + len(held.shared) >= self.needed(tokens):
+        if held.room >= tokens:
             return True
         if self.used >= self.total:
             return False
         held.own += 1
+        held.room += self.size
         self.used += 1
         self._evict()
         return True

@@ -120,6 +120,7 @@ class Engine:
         self.shape, self.step_time = shape, step_time
         self.steps = 0
         self.preemptions = 0
+        self._leaving = False  # whether a running sequence may have been cancelled
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._blocks = Blocks(shape.kv_tokens // shape.kv_block, shape.kv_block)
@@ -155,7 +156,7 @@ class Engine:
         """End it: at once while it waits, else when the step it is in has ended. Harmless for one that has ended."""
         if sequence.cancelled:
             return
-        sequence.cancelled = True
+        sequence.cancelled = self._leaving = True
         if sequence.held is None and sequence in self._waiting:
             self._waiting.remove(sequence)
 
@@ -167,14 +168,15 @@ class Engine:
     def plan(self) -> Step | None:
         """The next step, or None when there is nothing to do. Moves waiting sequences in and preempted ones out."""
         self._drop_cancelled()
-        preempted = self._make_room()
-        decodes = [one for one in self._running if one.decoding]
+        decodes, kv_tokens, short = self._decodes()
+        preempted = not all(map(self._grow, short)) and self._make_room()
+        if preempted:
+            decodes, kv_tokens, _ = self._decodes()
         work = [(one, 1) for one in decodes]
         prefills = self._prefills(self.shape.chunk_tokens - len(work), admit=not preempted)
         if not work and not prefills:
             return None
         prefill_tokens = sum(tokens for _, tokens in prefills)
-        kv_tokens = sum(one.known for one in decodes)
         context_tokens = sum(one.computed for one, _ in prefills)
         seconds = self.step_time.seconds(prefill_tokens, len(decodes), kv_tokens, context_tokens)
         return Step(seconds, prefill_tokens, len(decodes), kv_tokens, (*work, *prefills))
@@ -182,24 +184,40 @@ class Engine:
     def apply(self, step: Step) -> list[Sequence]:
         """Book a step that has passed. The answer: sequences with a new token or an end, cancelled ones left out."""
         news = []
-        for sequence, tokens in step.work:
+        for at, (sequence, tokens) in enumerate(step.work):
             if sequence.cancelled:
                 continue
-            was_decoding = sequence.decoding
             sequence.computed += tokens
-            if sequence.computed < sequence.known:
-                continue
-            if not was_decoding and sequence.held is not None:
-                self._blocks.share(sequence.held, sequence.prefix)
+            if at >= step.running:
+                if sequence.computed < sequence.known:
+                    continue
+                if sequence.held is not None:
+                    self._blocks.share(sequence.held, sequence.prefix)
             if sequence.produced < sequence.output_tokens:
                 sequence.produced += 1
             news.append(sequence)
         self.steps += 1
         self._drop_cancelled()
-        for sequence in [one for one in self._running if one.done]:
-            self._running.remove(sequence)
-            self._release(sequence)
+        for sequence in news:
+            if sequence.produced >= sequence.output_tokens:
+                self._running.remove(sequence)
+                self._release(sequence)
         return news
+
+    def _decodes(self) -> tuple[list[Sequence], int, list[Sequence]]:
+        """The decoding sequences, the sum of their contexts, and those that need another block."""
+        decodes, kv_tokens, short = [], 0, []
+        for one in self._running:
+            known = one.prompt_tokens + one.produced
+            if one.produced and one.computed >= known - 1:
+                decodes.append(one)
+                kv_tokens += known
+                if one.held is not None and one.held.room < known:
+                    short.append(one)
+        return decodes, kv_tokens, short
+
+    def _grow(self, sequence: Sequence) -> bool:
+        return sequence.held is not None and self._blocks.grow(sequence.held, sequence.known)
 
     def _make_room(self) -> bool:
         """A block for each decode that needs one; the newest sequences go back to the queue when there is none."""
@@ -248,7 +266,8 @@ class Engine:
             sequence.cached_tokens = sequence.computed
 
     def _drop_cancelled(self) -> None:
-        if any(one.cancelled for one in self._running):
+        if self._leaving:
+            self._leaving = False
             for sequence in self._running:
                 if sequence.cancelled:
                     self._release(sequence)

@@ -135,16 +135,22 @@ def wish(args: argparse.Namespace) -> Wish:
     ):
         if getattr(args, name) < least:
             raise OptionError(f"--{name.replace('_', '-')} must be {least} or more, not {getattr(args, name)}")
-    sources = _mixed(args) if args.mix else (_single(args),)
-    for source in sources:
-        trace_of(source)
+    chosen = sources(args)
     return Wish(
-        sources=sources,
-        loads=_loads(args, sources),
+        sources=chosen,
+        loads=loads(args, chosen),
         seeds=tuple(range(1, args.seeds + 1)),
         requests=args.requests,
         seconds=args.seconds,
     )
+
+
+def sources(args: argparse.Namespace) -> tuple[Source, ...]:
+    """Of the trace or the mix. Raises OptionError, TraceError."""
+    found = _mixed(args) if args.mix else (_single(args),)
+    for source in found:
+        trace_of(source)
+    return found
 
 
 def _single(args: argparse.Namespace) -> Source:
@@ -190,7 +196,8 @@ def _mixed(args: argparse.Namespace) -> tuple[Source, ...]:
         raise OptionError(f"--mix: {file}: {error}") from None
 
 
-def _loads(args: argparse.Namespace, sources: tuple[Source, ...]) -> tuple[float, ...]:
+def loads(args: argparse.Namespace, sources: tuple[Source, ...]) -> tuple[float, ...]:
+    """Requests/s, in order. Raises OptionError."""
     if args.rate and args.speed:
         raise OptionError("--rate and --speed say the same: give one of them")
     own = own_rate(sources)

@@ -53,12 +53,12 @@ def times(text: str) -> Coefficients:
 def engines(args: argparse.Namespace, live: Live | None) -> list[Engine]:
     """The engines of one pool. Raises EngineError, ConfigError."""
     if live is not None:
-        return [_changed(engine, args) for engine in live.engines]
+        return [changed(engine, args) for engine in live.engines]
     if args.config is None and not DEFAULT_FILE.exists():
         if args.step_times is None:
             raise EngineError("there is no config.toml here: give --config, --step-times, or --gateway")
-        return [_changed(Engine(name="engine", times=args.step_times, **_limits(Limits())), args)]
-    return [_changed(engine, args) for engine in _configured(load(args.config or DEFAULT_FILE), args)]
+        return [changed(Engine(name="engine", times=args.step_times, **_limits(Limits())), args)]
+    return [changed(engine, args) for engine in _configured(load(args.config or DEFAULT_FILE), args)]
 
 
 def _configured(config: Config, args: argparse.Namespace) -> Sequence[Engine]:
@@ -100,7 +100,7 @@ def _limits(limits: Limits) -> dict[str, int]:
     }
 
 
-def _changed(engine: Engine, args: argparse.Namespace) -> Engine:
+def changed(engine: Engine, args: argparse.Namespace) -> Engine:
     """With what the command line says instead. Raises EngineError for what can't be."""
     for name in ("chunk_tokens", "max_running", "kv_tokens"):
         if getattr(args, name) < 0:
@@ -114,4 +114,4 @@ def _changed(engine: Engine, args: argparse.Namespace) -> Engine:
     )
 
 
-__all__ = ["ConfigError", "EngineError", "add_arguments", "engines", "times"]
+__all__ = ["ConfigError", "EngineError", "add_arguments", "changed", "engines", "times"]

@@ -2,12 +2,15 @@
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bench.sim_site import Call, Seen, Site
 
 GATE_WAITING, GATE_KV = 5, 0.8
 """llm-d's saturation: max(waiting / 5, KV / 0.8) of an engine. Its numbers are polled; these here are never stale."""
+
+TINY = 1e-9  # requests: what rounding may take from a bucket
+BURST_S = 10.0  # what a tenant may save up of its rate
 
 Order = Callable[[Call], float]
 Room = Callable[[Site], int | None]
@@ -74,6 +77,42 @@ class Queued:
                 self._waiting.remove(call.number)
                 site.start(call, engine)
             heapq.heappop(self._line)
+
+    def close(self) -> None:
+        pass
+
+
+class RateLimited:
+    """A rate per tenant, as API gateways have it: a bucket that fills with `rates` requests/s up to `burst_s` of them.
+
+    Who finds it empty is refused and told when there is a place; all others go to the engines at once.
+    """
+
+    def __init__(self, site: Site, rates: Mapping[str, float], burst_s: float = BURST_S) -> None:
+        self._site = site
+        self._rates = rates
+        self._most = {name: max(1.0, rate * burst_s) for name, rate in rates.items()}
+        self._buckets = {name: (most, 0.0) for name, most in self._most.items()}
+
+    def arrive(self, call: Call) -> None:
+        site, name = self._site, call.tenant.name
+        left, since_ms = self._buckets[name]
+        left = min(self._most[name], left + self._rates[name] * (site.now_ms - since_ms) / 1000)
+        if left >= 1 - TINY:
+            self._buckets[name] = left - 1, site.now_ms
+            site.start(call, least(site.in_flight))
+            return
+        self._buckets[name] = left, site.now_ms
+        site.refuse(call, "rate_limited", (1 - left) / self._rates[name] * 1000)
+
+    def stepped(self, seen: Seen, calls: list[Call]) -> None:
+        pass
+
+    def left(self, call: Call) -> None:
+        pass
+
+    def act(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

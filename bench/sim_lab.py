@@ -25,6 +25,7 @@ STRATEGIES = ("pass", "cap", "gate", "gate+edf", "tokens", "signalbox")
 CAPS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 ATTAINED = 0.95
 FIT_SEEDS = (1, 2)
+MOST_RATE = 100_000.0  # requests/s: a search that comes so far has no end
 TIGHT = 0.02  # relative width at which the search for capacity ends
 
 
@@ -149,14 +150,7 @@ class Lab:
             runs = [self.measured(replace(case, seed=seed))["all"]["attained"] for seed in FIT_SEEDS]
             return float(sum(runs) / len(runs))
 
-        low, high = 0.0, float(scenario.engines)
-        while attained(high) >= ATTAINED:
-            low, high = high, high * 2
-        while low == 0.0 or high / low > 1 + TIGHT:
-            middle = (low + high) / 2
-            low, high = (middle, high) if attained(middle) >= ATTAINED else (low, middle)
-            if high < 1e-3:
-                raise ValueError(f"{scenario.name}: not even {high:.4f} requests/s attain {ATTAINED:.0%}")
+        low = highest(attained, float(scenario.engines), scenario.name)
         self.log(f"{scenario.name}: capacity {low:.3f} requests/s")
         return low
 
@@ -174,3 +168,18 @@ class Lab:
         if case.strategy == "signalbox":
             return Signalbox(site, self.store, case.scenario.processes, case.beliefs)
         raise ValueError(f"strategy: one of {', '.join(STRATEGIES)}, not {case.strategy!r}")
+
+
+def highest(attained: Callable[[float], float], start: float, name: str) -> float:
+    """The highest rate at which ATTAINED is attained, by bisection. Raises ValueError, which begins with the name."""
+    low, high = 0.0, start
+    while attained(high) >= ATTAINED:
+        low, high = high, high * 2
+        if high > MOST_RATE:
+            raise ValueError(f"{name}: even {high:.0f} requests/s attain {ATTAINED:.0%}: is there an objective?")
+    while low == 0.0 or high / low > 1 + TIGHT:
+        middle = (low + high) / 2
+        low, high = (middle, high) if attained(middle) >= ATTAINED else (low, middle)
+        if high < 1e-3:
+            raise ValueError(f"{name}: not even {high:.4f} requests/s attain {ATTAINED:.0%}")
+    return low

@@ -6,6 +6,7 @@ passed.
 
 import math
 import random
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -51,10 +52,11 @@ class Beliefs(Struct, frozen=True, kw_only=True):
 
 
 class Estimates:
-    """What one gateway process believes of lengths and engines."""
+    """What one gateway process believes of lengths and engines, which have one shape, or `shapes`."""
 
-    def __init__(self, shape: Shape, engines: int, beliefs: Beliefs) -> None:
+    def __init__(self, shape: Shape, engines: int, beliefs: Beliefs, shapes: Sequence[Shape] = ()) -> None:
         self.shape = shape
+        self.shapes = tuple(shapes) or (shape,) * engines
         self.beliefs = beliefs
         self.service = ServiceClass(name="any", rank=1, shed_after=beliefs.shed_after)
         self.lengths = Lengths()
@@ -74,8 +76,9 @@ class Estimates:
         return max(1, round(self.beliefs.prompt * call.prompt_tokens))
 
     def learn(self, seen: Seen, now_ms: float) -> None:
-        used = min(1.0, seen.work.running / self.shape.max_running)
-        self.models[seen.engine].observe(seen.work, seen.seconds, now_ms / 1000, max(used, _filled(seen, self.shape)))
+        shape = self.shapes[seen.engine]
+        used = min(1.0, seen.work.running / shape.max_running)
+        self.models[seen.engine].observe(seen.work, seen.seconds, now_ms / 1000, max(used, _filled(seen, shape)))
         if seen.work.running:
             self._context += 0.01 * (seen.work.kv_tokens / seen.work.running - self._context)
         self._running += 0.01 * (seen.work.running - self._running)
@@ -97,7 +100,7 @@ class Estimates:
 
     def share(self, engine: int) -> BackendShare:
         """What the queue may hand to an engine: until the model is warm only the configured speed is told."""
-        shape, model = self.shape, self.models[engine]
+        shape, model = self.shapes[engine], self.models[engine]
         if not model.warm:
             rate = CONFIGURED_RATE * self.beliefs.start_rate * self.beliefs.rate
             return self._share(engine, int(rate), Coefficients(a0_s=0, a1_s=0, a2_s=0, a3_s=0, a4_s=0))
@@ -108,10 +111,10 @@ class Estimates:
     def _share(self, engine: int, rate: int, times: Coefficients) -> BackendShare:
         return BackendShare(
             name=f"e{engine}",
-            max_running=self.shape.max_running,
+            max_running=self.shapes[engine].max_running,
             prefill_tokens_per_s=rate,
-            kv_tokens=int(HEADROOM * self.shape.kv_tokens),
-            chunk_tokens=self.shape.chunk_tokens,
+            kv_tokens=int(HEADROOM * self.shapes[engine].kv_tokens),
+            chunk_tokens=self.shapes[engine].chunk_tokens,
             step_us=round(times.a0_s * 1e6),
             prefill_ns=round(times.a1_s * 1e9),
             running_us=round(times.a2_s * 1e6),
@@ -125,15 +128,9 @@ class Estimates:
         aim = call.tenant.objective
         prompt = self.prompt_tokens(call)
         due = Due(_seconds(aim.ttft_ms), _seconds(aim.tpot_ms), _seconds(aim.total_ms))
-        shape = self.shape
-        load = Load(
-            chunk_tokens=shape.chunk_tokens,
-            max_running=shape.max_running,
-            kv_usable_tokens=int(HEADROOM * shape.kv_tokens),
-            kv_block=shape.kv_block,
-        )
         demand = Demand(prompt, prompt, self.outlook(call), due)
-        verdicts = [failed(idle_tests(model, load, demand)) for model in self.models]
+        pairs = zip(self.models, self.shapes, strict=True)
+        verdicts = [failed(idle_tests(model, _idle(shape), demand)) for model, shape in pairs]
         return None if None in verdicts else verdicts[0]
 
 
@@ -201,7 +198,7 @@ class Gateway:
             self.declare()
 
     def token(self, call: Call) -> None:
-        """A token of a call of this process has come."""
+        """A first token of a call of this process has come, or its last, or another PROGRESS_TOKENS of them."""
         place, _ = self._places[self._numbers[call.number]]
         if call.outcome is Outcome.DONE:
             self._let_go(call)
@@ -209,7 +206,7 @@ class Gateway:
         if call.produced == 1:
             self.estimates.first_token(call, place.expected_s)
             place.first_token()
-        elif call.produced % PROGRESS_TOKENS == 0:
+        else:
             outlook = self.estimates.outlook(call)
             place.progress(call.prompt_tokens + math.ceil(outlook.mean), round(outlook.variance))
 
@@ -246,12 +243,12 @@ class Signalbox:
     ) -> None:
         self._site, self._store = site, store
         store.ask("FLUSHALL")
-        shape, engines = site.engines[0].shape, len(site.engines)
+        shapes = [engine.shape for engine in site.engines]
         self.gateways = [
             Gateway(
                 site,
                 Process(store, f"p{i}", max_queued, site),
-                Estimates(shape, engines, beliefs or Beliefs()),
+                Estimates(shapes[0], len(shapes), beliefs or Beliefs(), shapes),
             )
             for i in range(processes)
         ]
@@ -267,7 +264,8 @@ class Signalbox:
         for gateway in self.gateways:
             gateway.stepped(seen)
         for call in calls:
-            self._of(call).token(call)
+            if call.produced == 1 or call.produced % PROGRESS_TOKENS == 0 or call.outcome is Outcome.DONE:
+                self._of(call).token(call)
 
     def left(self, call: Call) -> None:
         self._of(call).left(call)
@@ -299,6 +297,15 @@ def _scaled(of: Coefficients, factor: float) -> Coefficients:
 
 def _seconds(ms: int) -> float:
     return ms / 1000 if ms else math.inf
+
+
+def _idle(shape: Shape) -> Load:
+    return Load(
+        chunk_tokens=shape.chunk_tokens,
+        max_running=shape.max_running,
+        kv_usable_tokens=int(HEADROOM * shape.kv_tokens),
+        kv_block=shape.kv_block,
+    )
 
 
 def _filled(seen: Seen, shape: Shape) -> float:

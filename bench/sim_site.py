@@ -25,7 +25,8 @@ class Outcome(enum.StrEnum):
 
 
 class Call:
-    """One request as a gateway knows it: how long its answer will be is not among it. Times in ms, -1 for not yet.
+    """One request as a gateway knows it: how long its answer will be is not among it. Times in ms, -1 for not yet;
+    `stall_ms` is the longest between two tokens.
 
     A refused client that comes again keeps its call: `attempts` grows and `arrival_ms` is that of the last one.
     """
@@ -37,6 +38,8 @@ class Call:
         "end_ms",
         "engine",
         "first_ms",
+        "last_ms",
+        "max_tokens",
         "number",
         "outcome",
         "produced",
@@ -45,6 +48,7 @@ class Call:
         "reason",
         "refused_ms",
         "sent_ms",
+        "stall_ms",
         "tenant",
     )
 
@@ -52,10 +56,12 @@ class Call:
         self.number = number
         self.tenant: Tenant = arrival.tenant
         self.prompt_tokens = arrival.prompt_tokens
+        self.max_tokens = arrival.max_tokens or arrival.tenant.max_tokens
         self.came_ms = self.arrival_ms = arrival.at_ms
         self.attempts = 0
         self.engine = -1
-        self.sent_ms = self.first_ms = self.end_ms = self.refused_ms = -1.0
+        self.sent_ms = self.first_ms = self.last_ms = self.end_ms = self.refused_ms = -1.0
+        self.stall_ms = 0.0
         self.produced = 0
         self.queued = False
         self.outcome = Outcome.OPEN
@@ -63,10 +69,6 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {self.number} of {self.tenant.name}, {self.outcome}, {self.produced} produced>"
-
-    @property
-    def max_tokens(self) -> int:
-        return self.tenant.max_tokens
 
     @property
     def deadline_ms(self) -> float:
@@ -158,6 +160,7 @@ class Site:
         self._retries = retries
         self._requests: dict[int, Request] = {}
         self._steps: list[tuple[Step, Seen] | None] = [None] * len(engines)
+        self._leaving = [False] * len(engines)  # whether a client has gone since the step of that engine began
         self._order = itertools.count()
         self._heap: list[tuple[float, int, _Kind, Any]] = []
         for call, arrival in zip(self.calls, arrivals, strict=True):
@@ -247,14 +250,19 @@ class Site:
         self._steps[number] = None
         if self.meter is not None:
             self.meter.step(self, step.work)  # type: ignore[arg-type]
-        calls = []
-        self.late_work += sum(one.cancelled for one, _ in step.work)
+        calls, now_ms = [], self.now_ms
+        if self._leaving[number]:
+            self._leaving[number] = False
+            self.late_work += sum(one.cancelled for one, _ in step.work)
         for request in self.engines[number].apply(step):
             call: Call = request.call  # type: ignore[attr-defined]
             call.produced = request.produced
             calls.append(call)
             if call.first_ms < 0:
-                call.first_ms = self.now_ms
+                call.first_ms = now_ms
+            elif now_ms - call.last_ms > call.stall_ms:
+                call.stall_ms = now_ms - call.last_ms
+            call.last_ms = now_ms
             if request.produced >= request.output_tokens:
                 self._end(call, Outcome.DONE)
         strategy.stepped(seen, calls)
@@ -264,6 +272,7 @@ class Site:
             return
         if call.engine >= 0:
             self.engines[call.engine].cancel(self._requests[call.number])
+            self._leaving[call.engine] = True
         elif call.queued:
             self._unqueue(call)
         self._end(call, Outcome.LEFT)

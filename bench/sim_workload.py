@@ -54,7 +54,7 @@ class Tenant(Struct, frozen=True, kw_only=True):
     objective: Objective
     cv: float = 1.0
     max_tokens: int = 1024
-    weight: int = 1
+    weight: float = 1
     rank: int = 1
     leave: float = 0.0
     tokens_per_minute: int = 0
@@ -68,13 +68,14 @@ class Tenant(Struct, frozen=True, kw_only=True):
 
 class Arrival(NamedTuple):
     """One request to come. `output_tokens` is the truth, which no decision may read; `leave_ms` after the arrival the
-    client goes, inf for never."""
+    client goes, inf for never. `max_tokens` 0 is the limit that its tenant names."""
 
     at_ms: float
     tenant: Tenant
     prompt_tokens: int
     output_tokens: int
     leave_ms: float
+    max_tokens: int = 0
 
 
 @functools.cache
