@@ -19,7 +19,8 @@ def greeting(config: Config, tenants: Tenants, port: int) -> str:
     lines += [f"  {line}" for line in _curl(url, config, tenants)]
     lines += [
         "",
-        f"Models: {url}/v1/models   API: {url}/docs   Ready: {url}/readyz",
+        f"Models: {url}/v1/models   API: {url}/docs   Ready: {url}/readyz"
+        + (f"   Console: {url}/console" if tenants.admin else ""),
         f"Attach an engine: {_command()} serve --upstream http://HOST:PORT for any OpenAI-compatible server,",
         "or a [[pool]] in config.toml for several pools, tenants and classes (docs/configuration.md).",
     ]

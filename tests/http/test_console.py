@@ -217,3 +217,13 @@ async def test_a_snapshot_that_fails_ends_the_streams_and_nothing_else(
         assert stage.viewers == 0
         async with Watched(site, None).feed() as viewer:  # type: ignore[arg-type]
             assert (await viewer.next()).store_up
+
+
+async def test_what_a_worker_of_another_version_wrote_is_passed_over() -> None:
+    async with watched() as one:
+        slate = one.site.trunk.metrics.board.slate
+        strange = msgspec.msgpack.encode(["a roll", {"of": "tomorrow"}])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(slate, "read", lambda at: [strange, *type(slate).read(slate, at)])
+            async with one.feed() as viewer:
+                assert len((await viewer.next()).requests) == 5
