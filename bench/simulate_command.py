@@ -11,8 +11,10 @@ import msgspec
 from msgspec.structs import replace
 from rich.console import Console
 
+from bench import fit as fitting
 from bench import report, simulate_options
 from bench.arrivals import planned, trace_of
+from bench.fit import FitError
 from bench.goodput import measure
 from bench.goodput_options import OptionError
 from bench.plan_engines import EngineError
@@ -40,19 +42,31 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _simulate(args: argparse.Namespace) -> int:
     try:
+        if args.fit:
+            return _fit(args)
         wanted = simulate_options.wish(args)
         found = _run(args, wanted)
         if args.json:
             args.json.write_bytes(report.encoded(found[0]))
         if args.html:
             args.html.write_text(page(found), encoding="utf-8")
-    except (ConfigError, EngineError, OptionError, TraceError, ValueError) as error:
+    except (ConfigError, EngineError, FitError, OptionError, TraceError, ValueError) as error:
         print(f"signalbox: {error}", file=sys.stderr)
         return 2
     except (OSError, ReplayError) as error:
         print(f"signalbox: {error}", file=sys.stderr)
         return 1
     print("\n\n".join(map(report.text, found)))
+    return 0
+
+
+def _fit(args: argparse.Namespace) -> int:
+    start = simulate_options.fit_start(args)
+    run, *unseen = map(fitting.heard, args.fit)
+    found = fitting.fit(run, unseen[0] if unseen else (), start)
+    if args.json:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    print(fitting.text(found))
     return 0
 
 

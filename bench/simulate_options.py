@@ -44,6 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_load(parser.add_argument_group("the load"))
     _add_clients(parser.add_argument_group("the clients"))
     _add_site(parser.add_argument_group("the gateways and their engines"))
+    parser.add_argument(
+        "--fit",
+        metavar="RECORDS",
+        type=Path,
+        nargs="+",
+        help="don't simulate: find the step times of the engine that `signalbox bench --records` recorded, judged by a "
+        "second recording, or by the last 40 %% of the one",
+    )
     out = parser.add_argument_group("the report")
     out.add_argument("--label", metavar="TEXT", help="its name in comparisons; without it, the policy")
     out.add_argument("--json", metavar="FILE", type=Path, help="the report as JSON, for `bench compare`; one policy")
@@ -163,13 +171,27 @@ def _loads(args: argparse.Namespace, sources: tuple[Source, ...]) -> tuple[float
     return goodput_options.loads(args, sources)
 
 
+def fit_start(args: argparse.Namespace) -> costs.Engine:
+    """The engine to begin a fit with: its limits must be those of the one recorded. Raises OptionError, EngineError."""
+    if len(args.fit) > 2:
+        raise OptionError("--fit: one recording, and perhaps a second to judge it by")
+    if args.config is not None:
+        raise OptionError("--config: with --fit say --chunk-tokens, --max-running and --kv-tokens")
+    return _engine(args)
+
+
 def _engines(args: argparse.Namespace) -> tuple[costs.Engine, ...]:
     if args.config is not None:
         if args.backends:
             raise OptionError("--backends: the configuration says how many there are")
         return tuple(plan_engines.engines(args, None))
+    one = _engine(args)
+    count = args.backends or 1
+    return tuple(replace(one, name=f"engine {number + 1}" if count > 1 else one.name) for number in range(count))
+
+
+def _engine(args: argparse.Namespace) -> costs.Engine:
     one = plan_engines.changed(ENGINE, args)
     if one.chunk_tokens < one.max_running:
         raise OptionError("--chunk-tokens must be at least --max-running: each decode takes one token of a step")
-    count = args.backends or 1
-    return tuple(replace(one, name=f"engine {number + 1}" if count > 1 else one.name) for number in range(count))
+    return one
