@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from gateway.trunk import Trunk
 
 EVERY_S = 1.0
+EARLY_S = 0.01
+"""Timers may ring a little early: who is woken for a new snapshot is not to get the old one again."""
 WINDOW_S = 10.0
 WATCHED_S = 5.0
 """So long after its last snapshot the other processes go on writing what is live in them."""
@@ -73,7 +75,7 @@ class Audience:
         """The present one as JSON: made now, unless there is one that is not yet EVERY_S old."""
         async with self._lock:
             at = now()
-            if at - self._made_at >= EVERY_S:
+            if at - self._made_at >= EVERY_S - EARLY_S:
                 self._slate.watch(at + WATCHED_S)
                 self._sampler.show()
                 self._text = await self._scrape.read(self._made)

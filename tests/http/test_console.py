@@ -158,7 +158,9 @@ async def test_all_viewers_get_the_same_and_the_last_one_takes_the_work_with_it(
             viewers = [await stack.enter_async_context(one.feed()) for _ in range(5)]
             texts = [await viewer.text() for viewer in viewers for _ in range(3)]
             took_s = asyncio.get_running_loop().time() - began
-            assert len(set(texts)) <= stage.made <= took_s / audience.EVERY_S + 1
+            assert len(set(texts)) <= stage.made <= took_s / (audience.EVERY_S - audience.EARLY_S) + 1
+            for nth in range(5):
+                assert len({*texts[3 * nth : 3 * nth + 3]}) == 3, "nobody gets the same twice"
             assert stage.viewers == 5
         await one.site.until(lambda: stage.viewers == 0)
         made = stage.made
