@@ -36,7 +36,8 @@ class Prompt(Struct, kw_only=True):
     """One request as an engine is asked for it. `body` is JSON as the client sent it, checked to be an object.
 
     `want_usage` is whether the client asked for a usage frame; a backend asks its engine for one in any case and hides
-    it again. `max_tokens` is the client's output limit, 0 if it set none. `headers` go on to a remote engine
+    it again. `max_tokens` is the client's output limit, 0 if it set none; `tpot_ms` the time per output token that it
+    wants at most, 0 for any. `headers` go on to a remote engine
     (`x-request-id`), names in lower case. `trace` is the W3C trace context that the engine's own spans belong to
     (`traceparent`, perhaps `tracestate`): an adapter passes it in whatever way its engine reads it (HTTP headers, gRPC
     metadata, vLLM's trace headers); empty where there is none.
@@ -49,6 +50,7 @@ class Prompt(Struct, kw_only=True):
     want_usage: bool = False
     has_stream_options: bool = False
     max_tokens: int = 0
+    tpot_ms: int = 0
     request_id: str = ""
     rank: int = 0
     headers: tuple[tuple[str, str], ...] = ()

@@ -44,7 +44,8 @@ class Vllm(Struct, tag="vllm", tag_field="kind", frozen=True, kw_only=True, forb
 
     `model` is a folder or a Hugging Face id. An engine that holds requests and gives no sign for `watchdog_s` seconds
     (or 20 of its steps, if that is longer) counts as hung. Tokens of one stream that come within `merge_ms` share a
-    frame; 0 sends each by itself. `allow_version` lets versions run that were never tried.
+    frame, or within half of the time per token that the client wants; 0 sends each by itself. `allow_version` lets
+    versions run that were never tried.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]

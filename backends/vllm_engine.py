@@ -219,13 +219,17 @@ class InProcess:
         try:
             self._alive()
             was_idle = not self._llm.get_num_unfinished_requests()
-            await call.start(plan.prompt.rank if self._ranked else None, self._merge_s)
+            await call.start(plan.prompt.rank if self._ranked else None, self._merge_for(plan.prompt))
         except BaseException:
             call.close()
             raise
         if call.works:
             self.watchdog.opened(was_idle)
         return stream(call, self.stationery.shape(call))
+
+    def _merge_for(self, prompt: Prompt) -> float:
+        """How long tokens wait for company, in seconds: at most half of the pace that is wanted, or it is missed."""
+        return min(self._merge_s, prompt.tpot_ms / 2e3) if prompt.tpot_ms else self._merge_s
 
     async def gauge(self) -> Gauge:
         """See `backends.protocol.Backend`. From the last step's report: asks nobody."""

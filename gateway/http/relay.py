@@ -261,6 +261,7 @@ class _Request:
             want_usage=has_stream_options and wire.wants_usage(seen),
             has_stream_options=has_stream_options,
             max_tokens=wire.output_limit(seen),
+            tpot_ms=goal.tpot_ms,
             request_id=self._request_id,
             rank=service.rank,
             headers=(("x-request-id", self._request_id),),
