@@ -83,6 +83,10 @@ async def trtllm() -> AsyncIterator[Bench]:
             async def kill() -> None:
                 llm.crash()
 
+            async with asyncio.timeout(10):
+                while llm.held:  # the token that it was asked for to see that it works
+                    await asyncio.sleep(0.005)
+
             yield Bench(
                 backend=backend,
                 model="trt-model",
