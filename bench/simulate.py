@@ -27,11 +27,12 @@ from bench.sim_site import Outcome as Came
 from bench.sim_store import Store
 from bench.sim_workload import Arrival, Tenant
 from gateway.config import Config
+from gateway.http.errors import STATUS
+from policies.reasons import Reason
 from policies.steptime import Coefficients
 
 POLICIES = ("signalbox", "pass", "cap", "gate", "gate-edf", "tenant-rate")
 NOBODY = "default"  # the tenant of requests that name none
-STATUS = {"rate_limited": 429, "queue_full": 429, "overloaded": 503, "no_backend": 503, "expired": 504}
 
 _OUTCOMES = {Came.DONE: Outcome.DONE, Came.REFUSED: Outcome.REFUSED, Came.LEFT: Outcome.LEFT}
 
@@ -180,7 +181,7 @@ def _record(call: Call, plan: Planned) -> Record:
         output_tokens=call.produced,
         counted=True,
         outcome=_OUTCOMES[call.outcome],
-        status=STATUS.get(call.reason, 503) if refused else 200,
+        status=STATUS[Reason(call.reason)] if refused else 200,
         reason=str(call.reason) if refused else "",
         attempts=call.attempts + 1,
         refused_s=_s(call.refused_ms),
