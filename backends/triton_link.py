@@ -3,6 +3,7 @@
 Keepalive stays off: a stock Triton answers pings without data with GOAWAY, which ends every stream of the channel.
 """
 
+import functools
 from typing import Any
 
 import grpc
@@ -27,9 +28,12 @@ _OPTIONS = [
 
 Metadata = tuple[tuple[str, str], ...]
 
-# gRPC's poller lives from here on as long as the process: else the last channel to be collected would wait for its
-# thread to end, in the middle of whatever the loop is doing then.
-grpc.aio.init_grpc_aio()
+
+@functools.cache
+def _keep_poller() -> None:
+    """gRPC's poller lives from here on as long as the process: else the last channel to be collected would wait for its
+    thread to end, in the middle of whatever the loop is doing then. Needs a running loop."""
+    grpc.aio.init_grpc_aio()
 
 
 class Server(Struct, frozen=True):
@@ -55,6 +59,7 @@ class Link:
     """
 
     def __init__(self, target: str, metadata: Metadata, credentials: grpc.ChannelCredentials | None = None) -> None:
+        _keep_poller()
         self._metadata = metadata
         if credentials is None:
             self._channel: Any = grpc.aio.insecure_channel(target, options=_OPTIONS)
