@@ -199,7 +199,11 @@ class InProcess:
     async def plan(self, prompt: Prompt) -> Plan:
         """See `backends.protocol.Backend`. Exact, except where beams or tools make vLLM generate several times."""
         self._alive()
-        call = await self._desk.plan(prompt)
+        try:
+            call = await self._desk.plan(prompt)
+        except Refused:
+            self._alive()  # what is being shut down refuses everything: that is no fault of the request
+            raise
         return Plan(
             prompt=prompt,
             maker=self.name,

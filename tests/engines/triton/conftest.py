@@ -18,15 +18,10 @@ from tests.support.tokenizers import pieces, save
 LINGER_S = 3.0
 
 
-@pytest.hookimpl(tryfirst=True)
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks; and the tests of the mixed pool stay in their order: the last one kills two of its engines."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Marks first. At last the tests of the mixed pool get back into their order: the last one kills two engines."""
     here = Path(__file__).parent
-    places = [place for place, item in enumerate(items) if item.path == here / "test_mixed.py"]
-    in_order = sorted((items[place] for place in places), key=lambda item: item.reportinfo()[1] or 0)
-    for place, item in zip(places, in_order, strict=True):
-        items[place] = item
     for item in items:
         if item.path.parent == here:
             item.add_marker(pytest.mark.engines)
@@ -34,6 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(240))
             if not installed():
                 item.add_marker(pytest.mark.skip("there is no Triton server: scripts/triton.sh installs it"))
+    yield
+    places = [place for place, item in enumerate(items) if item.path == here / "test_mixed.py"]
+    in_order = sorted((items[place] for place in places), key=lambda item: item.reportinfo()[1] or 0)
+    for place, item in zip(places, in_order, strict=True):
+        items[place] = item
 
 
 @pytest.fixture
