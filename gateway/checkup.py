@@ -71,7 +71,7 @@ async def _look(target: Target) -> tuple[dict[str, str], Address, Advice]:
             facts = facts_of(await ask(channel, "INFO"))
             return facts, channel.address, await advise(channel, facts, target.kind)
         finally:
-            await channel.close()
+            channel.close()
     finally:
         await target.aclose()
 

@@ -128,7 +128,7 @@ class Keyring:
         except (*GONE, redis.exceptions.RedisError) as error:
             raise StoreAway(str(error) or "the store does not answer") from None
         finally:
-            await channel.close()
+            channel.close()
 
     async def _try(self, change: Change, wanted: list[Ring]) -> Ring:
         """Once, on one channel. What was sent to the store is added to `wanted` before it goes."""
@@ -225,7 +225,7 @@ class Keyring:
                     while True:
                         await self._hear(channel)
                 finally:
-                    await channel.close()
+                    channel.close()
             except (*GONE, StoreUnfit, redis.exceptions.RedisError) as error:
                 if not self.away:
                     log.warning("tenants and keys stay as they are, the store is away: %s", error)

@@ -105,23 +105,21 @@ class Cycle(RequestResponseCycle):
         self.waiting_for_100_continue = False
         if close:
             self.keep_alive = False
-        self.chunked_encoding = length < 0
-        framing = b"transfer-encoding: chunked\r\n" if length < 0 else b"content-length: %d\r\n" % length
+        self.chunked_encoding = length < 0 and not self.without_body and status not in (204, 304)
         self.expected_content_length = max(0, length)
-        head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers], framing])
-        if not head.count(b"\n") == head.count(b"\r") == len(headers) + 2:
+        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]]
+        if self.chunked_encoding:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        elif length >= 0:
+            lines.append(b"content-length: %d\r\n" % length)
+        head = b"".join(lines)
+        if not head.count(b"\n") == head.count(b"\r") == len(lines):
             raise RuntimeError("a header holds a line break")
         self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
 
     def write(self, data: bytes, more: bool) -> None:
-        if self.disconnected:
-            return
-        if more or self.chunked_encoding or len(data) != self.expected_content_length or not self._head:
+        if not self.disconnected:
             self._body(data, more)
-            return
-        self.expected_content_length = 0
-        self._write(data)
-        self._end()
 
     async def drain(self) -> None:
         await self.flow.drain()
@@ -148,26 +146,15 @@ class Cycle(RequestResponseCycle):
     def _start(self, status: int, headers: Any) -> None:
         if self.response_started:
             raise RuntimeError("the response has been started before")
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        parts = [STATUS_LINE[status]]
+        rest, length, close = [], -1, False
         for name, value in headers:
             if name == b"content-length":
-                self.expected_content_length = int(value)
-                self.chunked_encoding = False
+                length = int(value)
             elif name == b"connection" and value == b"close":
-                self.keep_alive = False
-                continue
-            parts.append(b"%b: %b\r\n" % (name, value))
-        if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
-        if self.chunked_encoding is None and not self.without_body and status not in (204, 304):
-            self.chunked_encoding = True
-            parts.append(b"transfer-encoding: chunked\r\n")
-        head = b"".join(parts)
-        if not head.count(b"\n") == head.count(b"\r") == len(parts):
-            raise RuntimeError("a header holds a line break")
-        self._head = head + b"\r\n"
+                close = True
+            else:
+                rest.append((name, value))
+        self.start(status, rest, length, close)
 
     def _body(self, body: bytes, more: bool) -> None:
         if not self.response_started or self.response_complete:
@@ -185,14 +172,11 @@ class Cycle(RequestResponseCycle):
                 raise RuntimeError("a body that is not as long as its content-length")
         self._write(body)
         if not more:
-            self._end()
-
-    def _end(self) -> None:
-        self.response_complete = True
-        self.message_event.set()
-        if not self.keep_alive:
-            self.transport.close()
-        self.on_response()
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
 
     def _write(self, body: bytes) -> None:
         head, self._head = self._head, b""

@@ -106,12 +106,8 @@ class Channel:
             raise as_answered(reply)
         return reply
 
-    async def close(self) -> None:
-        """At once, without a word to the server."""
-        self._line.abort()
-
-    def give_up(self) -> None:
-        """The same; a call that is under way ends with StoreAway."""
+    def close(self) -> None:
+        """At once, without a word to the server; a call that is under way ends with StoreAway. Idempotent."""
         self._line.abort()
 
 

@@ -104,7 +104,7 @@ async def _try(target: Target) -> None:
                 raise
             await asyncio.sleep(CONNECT_S / 20)
             continue
-        await link.aclose()
+        link.close()
         return
 
 
@@ -116,7 +116,7 @@ async def _advise(target: Target) -> None:
             async with asyncio.timeout(CONNECT_S):
                 advice = await advise(channel, facts_of(await ask(channel, "INFO")), target.kind)
         finally:
-            await channel.close()
+            channel.close()
     except (StoreUnfit, redis.exceptions.RedisError, *GONE) as error:
         log.info("no advice on the store: %s", error)
         return

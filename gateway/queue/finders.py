@@ -72,7 +72,7 @@ class Sentinels:
 
     async def aclose(self) -> None:
         for channel in self._channels.values():
-            await channel.close()
+            channel.close()
         self._channels.clear()
 
     async def _ask(self, sentinel: Address) -> tuple[int, Address] | StoreAway | StoreUnfit:
@@ -98,7 +98,7 @@ class Sentinels:
 
     async def _drop(self, sentinel: Address) -> None:
         if channel := self._channels.pop(sentinel, None):
-            await channel.close()
+            channel.close()
 
 
 class Cluster:
@@ -139,7 +139,7 @@ class Cluster:
         try:
             ranges = await ask(channel, "CLUSTER", "SLOTS")
         finally:
-            await channel.close()
+            channel.close()
         self._nodes = list(dict.fromkeys(_node(one, node) for _, _, *nodes in ranges for one in nodes))
         owners = [nodes[0] for first, last, *nodes in ranges if first <= self._slot <= last]
         return _node(owners[0], node) if owners else None

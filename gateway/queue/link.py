@@ -64,13 +64,13 @@ class Link:
                 link = cls(channel, facts["run_id"], prefix)
                 await link.load()
         except GONE as error:
-            await channel.close()
+            channel.close()
             raise fault(error, channel.address) from None
         except redis.exceptions.ResponseError as error:
-            await channel.close()
+            channel.close()
             raise StoreUnfit(f"store.url: the server refuses what the queue needs: {error}") from None
         except BaseException:
-            await channel.close()
+            channel.close()
             raise
         return link
 
@@ -105,9 +105,6 @@ class Link:
         answer: bytes = await self._channel.call(*self._verb, b"1", self._prefix, *arguments, b"0")
         return answer
 
-    def give_up(self) -> None:
-        """End the call that is under way with StoreAway."""
-        self._channel.give_up()
-
-    async def aclose(self) -> None:
-        await self._channel.close()
+    def close(self) -> None:
+        """At once; a turn that is under way ends with StoreAway. Idempotent."""
+        self._channel.close()

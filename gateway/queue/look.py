@@ -66,7 +66,7 @@ async def look(target: Target, ranks: Iterable[int], pools: Iterable[str]) -> Lo
     except (*GONE, TimeoutError, redis.exceptions.RedisError) as error:
         raise StoreAway(str(error) or "the store does not answer") from None
     finally:
-        await channel.close()
+        channel.close()
 
 
 async def _ask(channel: Channel, target: Target, ranks: list[int], pools: list[str]) -> bytes:

@@ -52,7 +52,7 @@ class Mailbox:
             except (redis.exceptions.ResponseError, *GONE):
                 pause_s = RETRY_S
             finally:
-                await channel.close()
+                channel.close()
             await asyncio.sleep(pause_s)
 
     async def _check(self, channel: Channel) -> None:

@@ -68,7 +68,7 @@ class Turns:
     def check(self, now_s: float) -> None:
         """For the sweep: give up a turn that takes too long; say so when the store is lost."""
         if self._flying and self.link is not None and now_s - self._sent_s > TURN_S:
-            self.link.give_up()
+            self.link.close()
         if self._trouble_s is None or now_s - self._trouble_s < TURN_S or self.fallback() or self.lost:
             return
         self.lost = True
@@ -81,7 +81,7 @@ class Turns:
         self._go.set()
         self._hurry.set()
         if self._flying and self.link is not None:
-            self.link.give_up()
+            self.link.close()
         if self._connecting is not None and not self._connecting.expired():
             self._connecting.reschedule(clock.now())
 
@@ -103,7 +103,7 @@ class Turns:
             await self._run()
         finally:
             if self._next is not None:
-                await self._next.aclose()
+                self._next.close()
 
     async def _run(self) -> None:
         while not self._done():
@@ -123,7 +123,7 @@ class Turns:
                 await self._back_off(error)
                 self._session.rejoin("a turn failed in the store")
             finally:
-                await self.link.aclose()
+                self.link.close()
                 self.link = None
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Turns:
         finally:
             self._connecting = None
         if self._leaving:  # told so when it was just there
-            await link.aclose()
+            link.close()
             raise StoreAway("the store has moved")
         return link
 

@@ -100,7 +100,7 @@ class Fallback:
                     await asyncio.sleep(LOOK_S)
                 self._at = _At.HOME
         finally:
-            await self._drop()
+            self._drop()
 
     async def _stay(self) -> None:
         """Until the shared store is lost."""
@@ -110,7 +110,7 @@ class Fallback:
                 async with asyncio.timeout(LOOK_S):
                     await self._gone.wait()
         self._gone.clear()
-        await self._drop()
+        self._drop()
 
     async def _count(self) -> None:
         """How many share the store: those that neither died nor took another name."""
@@ -123,13 +123,13 @@ class Fallback:
                 procs = Keys(self._shared.namespace).processes
                 self._counts.append(await ask(self._channel, "ZCOUNT", procs, "0", "+inf"))
         except (StoreUnfit, redis.exceptions.RedisError, *GONE):
-            await self._drop()
+            self._drop()
         finally:
             self._limit = None
 
-    async def _drop(self) -> None:
+    def _drop(self) -> None:
         if self._channel is not None:
-            await self._channel.close()
+            self._channel.close()
             self._channel = None
 
     async def _enter(self) -> bool:
@@ -140,7 +140,7 @@ class Fallback:
                 try:
                     await ask(channel, "FLUSHALL")
                 finally:
-                    await channel.close()
+                    channel.close()
         except (StoreUnfit, redis.exceptions.RedisError, *GONE) as error:
             why = str(error) or "no answer"
             log.error("the local store can't take over: %s", why)  # noqa: TRY400 it is for the operator

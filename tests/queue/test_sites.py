@@ -263,7 +263,7 @@ async def test_tls(secured: Node, supervisor: Supervisor) -> None:
     await granted(queue.submit(ticket()))
     await queue.aclose()
     any_name = f"rediss://127.0.0.1:{port}?{options}&ssl_check_hostname=no"
-    await (await Target(any_name, "signalbox").open()).close()
+    (await Target(any_name, "signalbox").open()).close()
 
 
 async def test_one_server_is_no_cluster(server: StoreServer, supervisor: Supervisor) -> None:

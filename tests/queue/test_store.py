@@ -118,7 +118,7 @@ async def test_a_server_without_functions_gets_the_script(own_server: StoreServe
     own_server("ACL", "SETUSER", "default", "-function", "-fcall")
     link = await Link.connect(Target(own_server.url, "signalbox"), "{signalbox}:")
     assert not link.functions
-    await link.aclose()
+    link.close()
     queue = await join(own_server)
     queue.declare(pool(1))
     first, second = queue.submit(ticket()), queue.submit(ticket())
@@ -164,7 +164,7 @@ async def test_advice(own_server: StoreServer, settings: dict[str, str], kind: s
     hidden = await advise(channel, {**facts, "aof_enabled": "01"[settings.get("appendonly") == "yes"]}, kind)
     assert "CONFIG GET is not permitted" in hidden.text
     assert ("set appendonly yes" in hidden.text) == ("appendonly" not in settings)
-    await channel.close()
+    channel.close()
 
 
 async def test_advice_is_given_once_and_never_in_the_way(

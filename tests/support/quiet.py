@@ -37,7 +37,7 @@ async def stored(site: Site) -> dict[str, list[int]]:
                     out[f"{pool}/{name.decode()}"] = record[LEDGERS]
         out["tickets"] = [await ask(channel, "HLEN", keys.tickets(queue.session.name))]
     finally:
-        await channel.close()
+        channel.close()
     return out
 
 
